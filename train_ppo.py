@@ -57,15 +57,15 @@ def main(options: Options) -> None:
     if world() > 1:
         join_processes()
     with first_process_first():
+        model = resolve_model(options.base_model, on_gpu=GPU_MODEL)
+        tokenizer = load_tokenizer(model)  # a base that is none is told before anything is made
         if options.data == Options.data and not options.data.exists():
             make_sample(options.data)
-        model = resolve_model(options.base_model, on_gpu=GPU_MODEL)
     # The first process alone measures, writes and prints; all of them train.
     holding = (
         run_folder(options.run_dir, options, MAY_CHANGE, **origins(options, model)) if is_first() else nullcontext()
     )
     with first_alone_prints(), holding:
-        tokenizer = load_tokenizer(model)
         with first_process_first():
             data = read_data(options, tokenizer)
         reward = load_reward(options.reward, data.search, options.k)
