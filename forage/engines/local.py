@@ -9,7 +9,7 @@ Four things make it several times as fast as `model.generate` on a PEFT model:
   share is computed once and copied;
 - an agent copies much of what it says from what it has read: where its last tokens stand earlier in the episode, those
   that followed them there are computed beside the next one, and kept as far as they are what is sampled. The draws are
-  those of each token's number, so the samples are the same without.
+  those of each token's number, so without it samples differ by rounding at most.
 """
 
 from __future__ import annotations
