@@ -11,7 +11,7 @@ lines is a question.
 
 from __future__ import annotations
 
-from forage.cli import run_script
+from forage.arguments import run_script
 from forage.extras.chat.options import ChatOptions
 
 

@@ -13,10 +13,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from forage.cli import run_script
+from forage.arguments import run_script
 from forage.errors import UserError
+from forage.files import check_apart, check_replaceable, making_folder
 from forage.machine import Dtype
-from forage.outputs import check_apart, check_replaceable, making_folder
 from forage.policy.card import AdapterOptions, PolicyCard
 
 TOP = ("base_model", "output_dir", "quantize", "dtype", "r", "alpha", "target_modules", "rslora", "dora", "overwrite")

@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from forage.cli import run_script
+from forage.arguments import run_script
 from forage.data.options import DatasetOptions
 from forage.data.records import Document, Question
 from forage.data.relevance import by_document, make_questions, merged, split_by_document
@@ -30,8 +30,7 @@ from forage.data.scraping.options import ScrapeOptions
 from forage.data.splits import drop_questions, shared
 from forage.errors import UserError
 from forage.extras.questions.options import MakingOptions
-from forage.files import write_jsonl
-from forage.outputs import check_apart, check_files_apart, check_folder, filling_folder
+from forage.files import check_apart, check_files_apart, check_folder, filling_folder, write_jsonl
 from forage.store.options import StoreOptions
 
 if TYPE_CHECKING:
@@ -284,7 +283,7 @@ def load_or_scrape_documents(
 
 
 def _seen(questions: Sequence[Question], store: DocumentStore) -> dict[str, str]:
-    from forage.agent.window import seen_share
+    from forage.agent.searcher import seen_share
     from forage.store.bm25 import Tokenizer
 
     share = seen_share(questions, store.chunk_by_id, Tokenizer(store.options.language))

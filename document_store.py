@@ -29,13 +29,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import forage  # noqa: F401 before what may not be installed
 
 # isort: split
-from forage.arguments import POSITIONAL
-from forage.cli import run_script
+from forage.arguments import POSITIONAL, run_script
 from forage.data.records import read_documents
 from forage.errors import UserError, check_at_least_one
-from forage.outputs import check_files_apart, check_folder
+from forage.files import check_files_apart, check_folder
 from forage.store.card import PARTS
-from forage.store.hit import Hit
+from forage.store.fusion import Hit
 from forage.store.options import KEY, Fusion, Mode, StoreOptions, StorePlace
 from forage.text import say, titled
 

@@ -26,9 +26,9 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from forage.agent.combination import MakeRewards
+from forage.agent.rewards import MakeRewards
 from forage.agent.tools import own_agent
-from forage.cli import run_script
+from forage.arguments import run_script
 from forage.evaluation import baselines
 from forage.evaluation.altered import ALTERATIONS, Altered
 from forage.evaluation.options import MANIFEST, EvaluationOptions, Systems

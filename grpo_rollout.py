@@ -21,10 +21,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
-from forage.agent.combination import MakeRewards, RewardFunction
-from forage.agent.rewards import get_answer_similarity, get_format_reward, get_mrr
-from forage.cli import run_script
-from forage.outputs import check_apart
+from forage.agent.rewards import MakeRewards, RewardFunction, get_answer_similarity, get_format_reward, get_mrr
+from forage.arguments import run_script
+from forage.files import check_apart
 from forage.rollout.options import RolloutOptions, WorkerOptions
 
 if TYPE_CHECKING:

@@ -19,9 +19,9 @@ from contextlib import ExitStack, closing
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from forage.agent.combination import MakeRewards
 from forage.agent.options import AGENT_FILE, write_agent
-from forage.cli import run_script
+from forage.agent.rewards import MakeRewards
+from forage.arguments import run_script
 from forage.grpo.options import PRESETS, TrainOptions
 from forage.processes import is_first, leave_processes
 from grpo_rollout import get_reward_functions

@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from forage.agent.options import AGENT_FILE, read_agent, write_agent
-from forage.cli import run_script
+from forage.arguments import run_script
 from forage.errors import UserError, first_line
-from forage.outputs import making_folder
+from forage.files import making_folder
 
 TOP = (
     "lora_model", "output_path", "base_model", "dtype", "prove", "allow_other_base", "overwrite", "evaluation",

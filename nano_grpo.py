@@ -32,16 +32,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from forage.agent.combination import MakeRewards, reward_matrix, rewards_of, scored
 from forage.agent.episode import Episode, Search, Turn, write_episodes
 from forage.agent.options import AgentSettings, SearchOptions, write_agent
 from forage.agent.protocol import NO_ACTION_TEXT, Call, Passage, Protocol, read_turn
+from forage.agent.rewards import MakeRewards, reward_matrix, rewards_of, scored
 from forage.agent.searcher import Searcher, searching
-from forage.cli import run_script
+from forage.arguments import run_script
 from forage.data.records import Question
 from forage.data.splits import in_rounds, read_training_questions
 from forage.errors import UserError
-from forage.outputs import check_apart
+from forage.files import check_apart
 from forage.policy.adapters import publish_adapter
 from forage.policy.card import read_policy_card, write_policy_card
 from forage.store.opening import Store, open_store

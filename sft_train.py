@@ -18,9 +18,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from forage.agent.options import AgentSettings, write_agent
-from forage.cli import run_script
+from forage.arguments import run_script
+from forage.files import clear_superseded, empty_folder, filling_folder
 from forage.manifest import file_digest
-from forage.outputs import clear_superseded, empty_folder, filling_folder
 from forage.policy.card import PolicyCard, read_policy_card, write_policy_card
 from forage.sft.options import FREE, SFTOptions
 from forage.store.opening import card_at, digests_of

@@ -28,10 +28,10 @@ from contextlib import nullcontext
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from forage.cli import run_script
+from forage.arguments import run_script
 from forage.errors import UserError
 from forage.extras.rewriter.options import GAIN, Options
-from forage.outputs import making_folder
+from forage.files import making_folder
 from forage.processes import first_alone_prints, first_process_first, is_first, join_processes, leave_processes, world
 
 TOP = (

@@ -34,7 +34,7 @@ from forage.agent.episode import Episode, episode_files, read_episodes
 from forage.agent.options import AgentSettings
 from forage.agent.rewards import get_telling_words
 from forage.agent.searcher import Searcher
-from forage.cli import run_script
+from forage.arguments import run_script
 from forage.data.records import Question, read_answerable, read_questions
 from forage.data.relevance import split_by_document
 from forage.errors import UserError
@@ -45,7 +45,7 @@ from forage.files import in_turn, make_folder, replacing_folder, write_jsonl
 from forage.metrics import bootstrapped, clear, reciprocal_rank, span
 from forage.runs.stats import NO_PHASES, read_stats
 from forage.sft.teacher import random_query, title_query
-from forage.store.hit import Hit
+from forage.store.fusion import Hit
 from forage.store.opening import open_store
 from forage.store.options import Mode
 from forage.text import cut_to_words, one_line, titled, words_of

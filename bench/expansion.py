@@ -14,7 +14,7 @@ from forage.metrics import reciprocal_rank
 from forage.sft.telling_words import words_of
 from forage.store.bm25 import BM25, Tokenizer
 from forage.store.document_store import DocumentStore
-from forage.store.hit import Hit
+from forage.store.fusion import Hit
 from forage.text import IDLE
 
 Search = Callable[[Sequence[str]], list[list[str]]]

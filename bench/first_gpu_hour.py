@@ -24,7 +24,7 @@ from datetime import datetime
 from pathlib import Path
 
 from bench.harness import VLLM, running, wait_for
-from forage.cli import run_script
+from forage.arguments import run_script
 from forage.errors import UserError
 from forage.machine import output
 from forage.policy.adapters import versions

@@ -50,7 +50,7 @@ from forage.policy.card import AdapterOptions
 from forage.policy.policy import add_adapter, keep_trainable, nf4, ready_to_train
 from forage.processes import join_processes
 
-# argparse and a plain table instead of forage.cli: a borrowed GPU machine may not have rich.
+# argparse and a plain table instead of forage.arguments: a borrowed GPU machine may not have rich.
 
 LIMIT, ALL = 150.0, 540.0  # most seconds of a row, and of all of them
 BUDGET = 4096  # tokens of a micro-batch on a card of 24 GB

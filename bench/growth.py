@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from bench.harness import alone, peak_mib, seconds_of
-from forage.cli import run_script
+from forage.arguments import run_script
 from forage.engines.base import Request
 from forage.engines.local import LocalEngine
 from forage.errors import UserError

@@ -17,7 +17,7 @@ from pathlib import Path
 from forage.agent.agent import searched_for
 from forage.agent.options import SearchOptions
 from forage.agent.searcher import searching
-from forage.cli import run_script
+from forage.arguments import run_script
 from forage.data.records import read_answerable
 from forage.evaluation.measures import grades_of, retrieval_measures
 from forage.metrics import bootstrapped, span

@@ -23,7 +23,7 @@ from bench.harness import VLLM, Bar, finish, in_turns, ratios, seconds_of, servi
 from forage.agent.episode import Episode
 from forage.agent.options import AgentSettings
 from forage.agent.protocol import Protocol
-from forage.cli import run_script
+from forage.arguments import run_script
 from forage.data.records import Question, read_answerable
 from forage.engines.base import EngineOptions, Request, Sampling
 from forage.engines.local import LocalEngine

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from bench.harness import ROOT, Bar, finish, serving
 from forage.agent.protocol import Protocol
-from forage.cli import run_script
+from forage.arguments import run_script
 from forage.engines.base import EngineOptions, Request, Sample, Sampling
 from forage.engines.choice import with_key
 from forage.engines.vllm import VLLMEngine

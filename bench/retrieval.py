@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from rank_bm25 import BM25Okapi
 
 from bench.harness import Bar, finish, in_turns, ratios, seconds_of
-from forage.cli import run_script
+from forage.arguments import run_script
 from forage.data.documents import assemble
 from forage.data.options import Columns
 from forage.data.qa_rows import read_records, to_rows

@@ -23,8 +23,7 @@ import numpy as np
 
 from bench.controls import DEV_SEED, PLAYED, SEEN, Row, over, run
 from bench.expansion import WHOLE, whole_documents
-from forage.arguments import parse
-from forage.cli import run_script
+from forage.arguments import parse, run_script
 from forage.data.records import read_answerable
 from forage.data.rewriter_data import export_rewriter_data
 from forage.evaluation.setting import choose

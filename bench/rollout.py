@@ -25,7 +25,7 @@ from forage.agent.agent import Agent, BatchedSearch, Player
 from forage.agent.episode import Episode
 from forage.agent.options import AgentSettings
 from forage.agent.protocol import Protocol
-from forage.cli import run_script
+from forage.arguments import run_script
 from forage.data.records import Question
 from forage.engines.base import Engine, EngineOptions, Request, Sample
 from forage.engines.vllm import VLLMEngine

@@ -10,9 +10,8 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from forage.agent.combination import RewardFunction
-from forage.agent.rewards import get_best_search, get_format_reward, get_found, get_telling_words
-from forage.cli import run_script
+from forage.agent.rewards import RewardFunction, get_best_search, get_format_reward, get_found, get_telling_words
+from forage.arguments import run_script
 from forage.grpo.options import PRESETS, TrainOptions
 from grpo_train import TOP
 from grpo_train import main as train

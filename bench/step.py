@@ -26,7 +26,7 @@ from statistics import mean
 from bench.harness import Bar, finish, output_of, ratios, trl
 from forage.agent.options import read_agent
 from forage.agent.protocol import Protocol
-from forage.cli import run_script
+from forage.arguments import run_script
 from forage.errors import UserError
 from forage.machine import compute_dtype
 from forage.policy.adapters import newest_adapter

@@ -23,7 +23,7 @@ from datetime import date
 from pathlib import Path
 
 from bench.harness import BARS, Bar
-from forage.cli import run_script
+from forage.arguments import run_script
 from forage.errors import UserError
 from forage.machine import has_bf16
 

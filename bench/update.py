@@ -21,7 +21,7 @@ import torch
 
 from bench.harness import Bar, alone, finish, in_turns, peak_mib, ratios, seconds_of, trl
 from forage.agent.episode import Episode, read_episodes, write_episodes
-from forage.cli import run_script
+from forage.arguments import run_script
 from forage.errors import UserError
 from forage.grpo.learner import Learner
 from forage.grpo.options import UpdateOptions

@@ -30,7 +30,7 @@ def is_doctor(arguments: list[str]) -> bool:
 
 
 def say_stopped(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """Ctrl-C while a script is still importing, in one line; later forage.cli says it."""
+    """Ctrl-C while a script is still importing, in one line; later forage.arguments says it."""
     if issubclass(kind, KeyboardInterrupt):
         sys.stderr.write("stopped; re-run the same command to resume\n")
     else:

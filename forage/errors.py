@@ -1,4 +1,4 @@
-"""UserError, for problems the user can fix, and checks of options; forage.cli prints it as one line."""
+"""UserError, for problems the user can fix, and checks of options; forage.arguments prints it as one line."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import cast, get_args
 
-from forage.cli import run_script
+from forage.arguments import run_script
 from forage.errors import UserError
 from forage.processes import Offload, Sharding, check_sharding
 

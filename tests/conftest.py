@@ -127,7 +127,7 @@ def tiny_protocol():
 def no_plots():
     """Training draws nothing, which takes ten times as long as one of the tiny model's steps."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("forage.runs.drawing.COMMAND", ("true",))
+        patch.setattr("forage.grpo.reporting.COMMAND", ("true",))
         yield
 
 

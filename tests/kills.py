@@ -153,9 +153,9 @@ def perform(command, arena, log, board, signals, environment, group):
 def draw_nothing():
     """Plots become files of a few bytes: drawing takes longer than all else that a tiny model does."""
     from forage.extras.rewriter import training
-    from forage.runs import drawing
+    from forage.grpo import reporting
 
-    drawing.COMMAND = ("true",)
+    reporting.COMMAND = ("true",)
     training.draw_metrics = lambda rows, path: path.write_bytes(b"drawn")
 
 

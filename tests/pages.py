@@ -8,8 +8,7 @@ import shlex
 import string
 import typing
 
-from forage.arguments import parse
-from forage.cli import expanded
+from forage.arguments import expanded, parse
 from forage.grpo.options import PRESETS
 from tests import ROOT
 

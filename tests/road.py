@@ -34,7 +34,7 @@ def walk(tiny, run_dir):
 
 def _note(tiny, run_dir, found):
     import grpo_train
-    from forage.cli import run_script
+    from forage.arguments import run_script
     from forage.grpo.options import TrainOptions
     from tests.tiny import rewards_of_tokens
 

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from forage.arguments import flags_of
-from forage.cli import expanded, resumed, run_script
+from forage.arguments import expanded, flags_of, resumed, run_script
 from forage.errors import UserError
 from forage.grpo.options import TrainOptions
 from forage.manifest import plain, write_manifest

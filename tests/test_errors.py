@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from forage.cli import run_script
+from forage.arguments import run_script
 from forage.errors import UserError, check_at_least_one, first_line
 
 

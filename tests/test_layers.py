@@ -98,9 +98,9 @@ def test_what_the_rules_would_catch(tmp_path):
     """The reading of imports sees `import a.b`, `from a import b` for a module b, and imports inside functions."""
     file = tmp_path / "file.py"
     file.write_text(
-        "import forage.files\nfrom forage import errors\ndef late():\n    from forage.cli import run_script"
+        "import forage.files\nfrom forage import errors\ndef late():\n    from forage.arguments import run_script"
     )
-    assert sorted(imported(file.read_text(), MODULES)) == ["forage.cli", "forage.errors", "forage.files"]
+    assert sorted(imported(file.read_text(), MODULES)) == ["forage.arguments", "forage.errors", "forage.files"]
     assert folder_of("forage.data.scraping.page") == "data.scraping"
     assert LEVEL["grpo"] > LEVEL["rollout"] > LEVEL["agent"] > LEVEL["store"] > LEVEL["data"] > LEVEL["base"]
     assert isinstance(ROOT, Path)

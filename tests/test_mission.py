@@ -12,7 +12,7 @@ import data_prep
 import grpo_rollout
 from document_store import DocumentStore
 from evaluate import SYSTEMS
-from forage.agent.combination import Method
+from forage.agent.rewards import Method
 from forage.arguments import parse
 from forage.extras.rewriter.options import Options as PPO
 from forage.extras.rewriter.rewards import CustomRewardModel

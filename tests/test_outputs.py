@@ -8,7 +8,7 @@ import pytest
 
 from forage.agent.episode import append_episodes
 from forage.errors import UserError
-from forage.outputs import check_apart, check_files_apart, check_replaceable
+from forage.files import check_apart, check_files_apart, check_replaceable
 from tests import ROOT
 from tests.factories import EPISODE
 from tests.here import run_here

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from forage import progress
 from forage.progress import Counting
-from forage.rollout.playing import RolloutView
+from forage.rollout.rollout import RolloutView
 from tests.factories import EPISODE
 
 

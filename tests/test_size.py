@@ -66,7 +66,7 @@ def tokens(source):
 
 
 def folder_of(path):
-    """The budget that a file counts for: forage/data/scraping/robots.py for forage/data, forage/cli.py for forage."""
+    """The budget that a file counts for: forage/data/scraping/robots.py for forage/data, forage/text.py for forage."""
     parts = path.relative_to(ROOT).parent.parts
     return "/".join(parts[:2] if parts[:1] == ("forage",) else parts[:1]) or "scripts"
 

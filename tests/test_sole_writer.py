@@ -3,7 +3,7 @@
 import pytest
 
 from forage.errors import UserError
-from forage.outputs import clear_half_written, clear_superseded, empty_folder, filling_folder, making_folder
+from forage.files import clear_half_written, clear_superseded, empty_folder, filling_folder, making_folder
 from forage.runs.run_folder import run_folder
 
 

@@ -11,13 +11,13 @@ import sys
 import grpo_rollout
 import grpo_train
 from forage.agent.options import SearchOptions
-from forage.cli import run_script
+from forage.arguments import run_script
 from forage.engines.base import EngineOptions
+from forage.grpo import reporting
 from forage.grpo.options import GuardOptions, TrainOptions, UpdateOptions
 from forage.optimizer import MemoryOptions, OptimizerOptions
 from forage.policy.adapters import adapter_path
 from forage.rollout.options import RolloutOptions
-from forage.runs import drawing
 from forage.runs.stats import read_stats, reproducible
 from forage.sft.options import SFTOptions
 from tests.options import with_options
@@ -73,7 +73,7 @@ if __name__ == "__main__":
         "train": (grpo_train.main, TrainOptions), "play": (grpo_rollout.main, grpo_rollout.Options)
     }[sys.argv.pop(1)]  # fmt: skip
 
-    drawing.COMMAND = ("true",)  # drawing takes ten times as long as a step
+    reporting.COMMAND = ("true",)  # drawing takes ten times as long as a step
 
     def main(options: options) -> None:
         script(options, rewards_of_tokens)

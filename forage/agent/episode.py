@@ -100,7 +100,7 @@ class Episode:
     seconds: dict[str, float] = field(default_factory=dict)
     """Seconds spent: generate, search, total."""
     credits: tuple[float, ...] = ()
-    """What each token added to the reward, where that is known (credit.py); empty where it is not."""
+    """What each token added to the reward, where that is known (rewards.py); empty where it is not."""
     uses: tuple[Use, ...] = ()
     """Calls of other tools than search."""
     earlier: tuple[Segment, ...] = ()

@@ -17,7 +17,7 @@ from forage.store.options import Fusion, Mode
 from forage.text import from_json, typed
 
 AGENT_FILE = "agent.json"
-Credit = Literal["episode", "words"]  # what a token answers for (credit.py)
+Credit = Literal["episode", "words"]  # what a token answers for (rewards.py)
 Window = Literal["start", "query"]  # shown of a passage: its beginning, or from where it answers the query best
 COUNTS = ("k", "passage_tokens", "max_turns", "max_turn_tokens", "max_tokens", "max_calls", "max_query")
 

@@ -1,22 +1,28 @@
 """Rewards: pure functions of episodes and their questions that return a number from 0 to 1 for each episode.
 
 None says that the reward does not exist for this question, as a comparison with its reference answer where it has none.
-That may depend on the question alone, never on the episode.
+That may depend on the question alone, never on the episode. Below: how rewards are combined into one, and credit for
+the words of a query.
 """
 
 from __future__ import annotations
 
+import inspect
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
-from forage.agent.episode import Episode
-from forage.agent.protocol import RESPONSE
+from forage.agent.episode import Episode, Search
+from forage.agent.protocol import CALL, RESPONSE
+from forage.agent.tools import SEARCH
 from forage.data.records import Question
+from forage.errors import UserError
 from forage.metrics import token_f1
 from forage.text import IDLE, body_of, words_of
 
@@ -207,3 +213,298 @@ def get_format_reward(episodes: Sequence[Episode], questions: Sequence[Question]
         / 3
         for e in episodes
     ]
+
+
+# Combination: an episode's named rewards become one. Pure functions of arrays.
+#
+# Shapes: N episodes, R rewards. A reward that does not exist for an episode's question (there is no reference answer to
+# compare with) is NaN in the arrays and absent from `Episode.rewards`: it counts neither for nor against the episode.
+
+Floats = NDArray[np.float64]
+RewardFunction = Callable[[Sequence[Episode], Sequence[Question]], Sequence[float | None]]
+ROUNDING = 1e-6  # a mean of ones may come out a little over 1
+Method = Literal["uniform", "std", "pca", "l2"]
+
+
+class MakeRewards(Protocol):
+    """Returns the reward functions by name, as grpo_rollout.get_reward_functions does.
+
+    One without the parameter `searcher` is taken too (`rewards_of`).
+    """
+
+    def __call__(self, embedder: Embedder, searcher: Searcher) -> Mapping[str, RewardFunction]: ...
+
+
+def rewards_of(make: MakeRewards, embedder: Embedder, searcher: Searcher) -> Mapping[str, RewardFunction]:
+    """The reward functions by name; those of a `make` that needs no searcher are made without."""
+    more: dict[str, Any] = {"searcher": searcher} if "searcher" in inspect.signature(make).parameters else {}
+    return make(embedder, **more)
+
+
+def reward_matrix(
+    functions: Mapping[str, RewardFunction], episodes: Sequence[Episode], questions: Sequence[Question]
+) -> Floats:
+    """(N, R): each function's value for each episode, NaN where it gave None.
+
+    A function that fails stops the run with its name, as does a value that is no number from 0 to 1.
+    """
+    columns = [_column(name, function, episodes, questions) for name, function in functions.items()]
+    return np.stack(columns, axis=1)
+
+
+def _column(name: str, function: RewardFunction, episodes: Sequence[Episode], questions: Sequence[Question]) -> Floats:
+    try:
+        given = function(episodes, questions)
+        column: Any = np.asarray(given, dtype=np.float64)  # None becomes NaN
+    except UserError as error:
+        raise UserError(f"reward {name!r}: {error}") from error
+    except Exception as error:  # a user's code may raise anything; it is reported, not hidden
+        raise UserError(f"reward {name!r} raised {type(error).__name__}: {error}") from error
+    if column.shape != (len(episodes),):
+        raise UserError(f"reward {name!r} gave {column.shape} values for {len(episodes)} episodes")
+    absent = np.array([value is None for value in given], dtype=bool)
+    wrong = ~absent & ~((column >= -ROUNDING) & (column <= 1 + ROUNDING))
+    if wrong.any():
+        first = int(np.flatnonzero(wrong)[0])
+        raise UserError(
+            f"reward {name!r} gave {column[first]} for episode {episodes[first].id}; scale it to lie between 0 and 1, "
+            "and return None where it does not exist"
+        )
+    exists = {episode.question_id: not missing for episode, missing in zip(episodes, absent, strict=True)}
+    for episode, missing in zip(episodes, absent, strict=True):
+        if exists[episode.question_id] == missing:
+            raise UserError(
+                f"reward {name!r} gave None for some episodes of question {episode.question_id} only, which can't be "
+                "compared with the others; whether a reward exists must depend on the question alone"
+            )
+    return np.asarray(column.clip(0, 1))
+
+
+def weights_by_name(names: Iterable[str], given: Sequence[float]) -> dict[str, float]:
+    """The weight of each reward, from --weights; 1 each if none is given."""
+    names = list(names)
+    weights = dict(zip(names, map(float, given or [1.0] * len(names)), strict=False))
+    if len(given or names) != len(names) or min(weights.values()) < 0 or not sum(weights.values()):
+        raise UserError(
+            f"--weights {' '.join(f'{weight:g}' for weight in given)} must be {len(names)} numbers of at least 0, not "
+            f"all 0: the weights of {', '.join(names)}"
+        )
+    return weights
+
+
+def names_of_rewards(episodes: Iterable[Episode]) -> list[str]:
+    """The rewards that any of the episodes has."""
+    return list(dict.fromkeys(name for episode in episodes for name in episode.rewards))
+
+
+def combine_rewards(rewards_NR: Floats, method: Method = "uniform", weights_R: Sequence[float] | None = None) -> Floats:
+    """(N,): one reward per episode. `weights_R` multiply the method's own weights; by default all are 1.
+
+    An episode that lacks a reward is combined from the others: that reward's weight is 0 for it.
+
+    uniform   weighted mean. [[1, 0], [0, 0]] with weights 3 and 1 gives .75 and 0.
+    std       mean weighted by each reward's standard deviation over the batch: a reward on which all episodes agree
+              can't tell them apart and has weight 0. If none varies, same as uniform.
+    pca       mean weighted by each reward's absolute loading in the first principal component of the standardised
+              rewards (what they have in common); rewards that don't vary have weight 0. If fewer than two vary, same
+              as uniform. A missing reward counts as its column's mean.
+    l2        length of the weighted vector divided by that of all ones: one high reward counts more than the same sum
+              spread over several. [[1, 0]] gives .707.
+
+    An episode whose existing rewards have no weight by std or pca is combined by uniform.
+    """
+    count = rewards_NR.shape[1]
+    weights = np.ones(count) if weights_R is None else np.asarray(weights_R, np.float64)
+    if weights.shape != (count,) or (weights < 0).any() or weights.sum() == 0:
+        given = " ".join(f"{weight:g}" for weight in weights)
+        raise UserError(f"reward weights {given} must be {count} numbers of at least 0, not all 0 (--weights)")
+    exists_NR = ~np.isnan(rewards_NR)
+    if not (exists_NR @ weights).all():
+        raise UserError(
+            "an episode's question has no reward of a weight over 0; give such a weight to a reward that every "
+            "question has, or leave out the questions without a reference answer"
+        )
+    given_NR = np.where(exists_NR, rewards_NR, 0.0)
+    if method == "l2":
+        lengths_N = [np.linalg.norm(weights[exists_R]) for exists_R in exists_NR]
+        return np.asarray(np.linalg.norm(given_NR * weights, axis=1) / np.array(lengths_N))
+    uniform_N = given_NR @ weights / _totals(exists_NR, weights)
+    if method == "uniform":
+        return np.asarray(uniform_N)
+    if method not in ("std", "pca"):
+        raise UserError(f"unknown way {method!r} to combine rewards; choose uniform, std, pca or l2")
+    found = _deviations(rewards_NR) if method == "std" else first_component(rewards_NR)
+    weights = weights * _or_ones(found, weights)
+    totals_N = _totals(exists_NR, weights)
+    return np.where(totals_N > 0, given_NR @ weights / np.where(totals_N > 0, totals_N, 1.0), uniform_N)
+
+
+def first_component(rewards_NR: Floats) -> Floats:
+    """(R,) absolute loadings of the standardised rewards' first principal component; zeros if fewer than two vary.
+
+    A component's sign is arbitrary, and a reward must never count against itself, so loadings are made positive.
+    Example: two equal columns have equal loadings: [[0, 0], [1, 1]] gives .707 and .707.
+    """
+    varying = _deviations(rewards_NR) > 0
+    rewards_NR = _filled(rewards_NR)
+    if varying.sum() < 2:
+        return np.zeros(rewards_NR.shape[1])
+    loadings = np.zeros(rewards_NR.shape[1])
+    chosen_NR = rewards_NR[:, varying]
+    standardised_NR = (chosen_NR - chosen_NR.mean(axis=0)) / _deviations(chosen_NR)
+    _, _, components = np.linalg.svd(standardised_NR, full_matrices=False)
+    loadings[varying] = np.abs(components[0])
+    return loadings
+
+
+def scored(episodes: Sequence[Episode], names: Sequence[str], rewards_NR: Floats, combined_N: Floats) -> list[Episode]:
+    """The episodes with their combined reward and, by name, those rewards that exist."""
+    return [
+        replace(
+            episode,
+            rewards={name: float(value) for name, value in zip(names, row, strict=True) if not np.isnan(value)},
+            reward=float(total),
+        )
+        for episode, row, total in zip(episodes, rewards_NR, combined_N, strict=True)
+    ]
+
+
+def _deviations(values_NR: Floats) -> Floats:
+    """Standard deviations, exactly 0 where all values are equal, whatever rounding does to their mean.
+
+    Of a column with NaN, that of its other values.
+    """
+    if np.isnan(values_NR).any():
+        return np.concatenate([_deviations(column[~np.isnan(column)][:, None]) for column in values_NR.T])
+    varies = values_NR.max(axis=0, initial=-np.inf) > values_NR.min(axis=0, initial=np.inf)
+    return np.where(varies, values_NR.std(axis=0) if len(values_NR) else 0.0, 0.0)
+
+
+def _filled(values_NR: Floats) -> Floats:
+    """The values with each NaN replaced by the mean of its column's others, which changes no mean."""
+    counts_R = np.maximum((~np.isnan(values_NR)).sum(axis=0), 1)
+    return np.where(np.isnan(values_NR), np.nansum(values_NR, axis=0) / counts_R, values_NR)
+
+
+def _totals(exists_NR: NDArray[np.bool_], weights: Floats) -> Floats:
+    """(N,): the weight of each episode's rewards."""
+    return np.where(exists_NR.all(axis=1), weights.sum(), exists_NR @ weights)
+
+
+def _or_ones(found: Floats, weights: Floats) -> Floats:
+    """The weights that a method found, or equal ones if those would weigh every reward by 0."""
+    return found if (found * weights).sum() > 0 else np.ones_like(found)
+
+
+# Credit: what each word of a query added to what its search found, for the tokens that say the word.
+
+Decode = Callable[[Sequence[int]], str]
+DEPTH = 100
+STRETCH = 16  # tokens that are decoded together
+CALLED = re.compile(rf'"name"\s*:\s*"{SEARCH}"')
+QUERY = r'"query"\s*:\s*"({})"'
+
+
+@dataclass(frozen=True)
+class Word:
+    """A word of a query."""
+
+    text: str
+    tokens: list[int]
+    """Places of the sampled tokens that say it."""
+    again: bool = False
+    """Whether the query has said it before."""
+
+    @property
+    def name(self) -> str:
+        return self.text.casefold()
+
+
+def credited(
+    episodes: Sequence[Episode], question: Question, searcher: Searcher, decode: Decode, cost: float = 0.0
+) -> list[Episode]:
+    """A question's episodes with `credits`: what the search would lose without the word that a token says.
+
+    Example: "gout signs" ranks what answers first (1, with depth 100), "gout" tenth (.5) and "signs" not at all (0):
+    the tokens of "gout" have a credit of 1 and those of "signs" one of .5 (here without margins, which count as much as
+    ranks). `cost` is subtracted from each word's credit. A word that is said again has no credit but its cost: the
+    search would weigh it more, and a policy that learns to repeat itself does not end when it takes the likeliest word.
+
+    Words after the one that is left out were sampled with it in sight, so this is no unbiased estimate of what the
+    word is worth. Its variance is much smaller than that of the whole query's reward.
+    """
+    said = [
+        (number, list(words_in(episode, search, decode, again)), search.query)
+        for number, episode in enumerate(episodes)
+        for search, again in counted(episode.read_searches)
+    ]
+    asked = [text for _, words, query in said for text in (query, *without_each(words))]
+    places = iter(searcher.places([question] * len(asked), asked, DEPTH))
+    credits = [[0.0] * len(episode.ids) if episode.searches else [] for episode in episodes]
+    for number, words, _ in said:
+        whole = value(next(places))
+        for word in words:
+            lost = 0.0 if word.again else whole - value(next(places))
+            for token in word.tokens:
+                credits[number][token] = lost - cost
+    return [replace(episode, credits=tuple(each)) for episode, each in zip(episodes, credits, strict=True)]
+
+
+def value(place: Place) -> float:
+    """From 0 to 1: the mean of rank and margin, as get_search_gain and get_search_margin measure them."""
+    return (rank_score(place.rank, DEPTH) + place.margin) / 2
+
+
+def without_each(words: Sequence[Word]) -> Iterator[str]:
+    """The query without each of its words, however often it says it.
+
+    Example: "gout signs gout" gives "signs" and "gout gout".
+    """
+    for left_out in words:
+        if not left_out.again:
+            yield " ".join(word.text for word in words if word.name != left_out.name)
+
+
+def counted(searches: Sequence[Search]) -> Iterator[tuple[Search, int]]:
+    """Each search, and how many of its turn before it had the same query."""
+    for number, search in enumerate(searches):
+        yield search, sum((each.turn, each.query) == (search.turn, search.query) for each in searches[:number])
+
+
+def words_in(episode: Episode, search: Search, decode: Decode, again: int = 0) -> Iterator[Word]:
+    """Each word of a search's query, where its turn has said the same query `again` times before.
+
+    A token belongs to the word of its last character that is no space. A query that does not stand in a call between
+    quotes as it was searched for, such as one with escaped characters, has no words here, and so no credit.
+    """
+    if search.turn < 0:  # no turn of this conversation asked for it
+        return
+    first, last = episode.turns[search.turn].start, episode.turns[search.turn].end
+    text, field = decode(episode.ids[first:last]), re.compile(QUERY.format(re.escape(search.query)))
+    found = [(call.start(1), field.search(call[1])) for call in CALL.finditer(text) if CALLED.search(call[1])]
+    places = [start + match.start(1) for start, match in found if match]
+    if again >= len(places):
+        return
+    offset, ends = places[again], ends_of(episode.ids[first:last], decode)
+    said = set[str]()
+    for match in re.finditer(r"\S+", search.query):
+        start, end = match.start() + offset, match.end() + offset
+        tokens = [first + n for n, at in enumerate(ends) if start < at <= end and (not n or ends[n - 1] < at)]
+        word = Word(match[0], [token for token in tokens if episode.mask[token]], match[0].casefold() in said)
+        said.add(word.name)
+        yield word
+
+
+def ends_of(ids: Sequence[int], decode: Decode) -> list[int]:
+    """How long the text is up to each token, without spaces at its end.
+
+    What was decoded long before a token isn't decoded again for it. Each stretch begins with the last token of the one
+    before, so that it does not matter how a tokenizer decodes the first one, whose space some leave out.
+    """
+    ends, first, before = list[int](), 0, 0
+    for place in range(len(ids)):
+        text = decode(ids[first : place + 1])
+        ends.append(before + len(text.rstrip()))
+        if place - first == STRETCH:
+            first, before = place, before + len(text) - len(decode(ids[place : place + 1]))
+    return ends

@@ -63,7 +63,7 @@ def slots_within(base: PreTrainedModel, wanted: int, longest: int) -> int:
 
     Each takes its keys and values, and its logits. A tenth of the GPU stays for the adapter and for reading prompts.
     """
-    from forage.engines.slot_cache import GROW, SlotCache
+    from forage.engines.local import GROW, SlotCache
 
     torch.cuda.empty_cache()  # what an update has left to this process counts as free
     free, total = torch.cuda.mem_get_info()

@@ -18,7 +18,7 @@ from forage.data.records import Question
 from forage.errors import UserError
 from forage.evaluation.baselines import single
 from forage.evaluation.outcomes import Outcome
-from forage.store.hit import Hit
+from forage.store.fusion import Hit
 
 if TYPE_CHECKING:
     from forage.evaluation.setting import Setting

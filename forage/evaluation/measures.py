@@ -13,7 +13,7 @@ import numpy as np
 from ir_measures import RR, R, nDCG
 from numpy.typing import NDArray
 
-from forage.agent.combination import RewardFunction, reward_matrix
+from forage.agent.rewards import RewardFunction, reward_matrix
 from forage.data.records import Question
 from forage.evaluation.outcomes import Outcome
 from forage.metrics import Interval, bootstrapped, rouge_l, token_f1

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from forage.agent.options import SearchOptions
 from forage.engines.base import EngineOptions, Sampling
 from forage.errors import UserError, check_at_least_one
-from forage.outputs import check_apart, check_folder
+from forage.files import check_apart, check_folder
 from forage.store.options import StorePlace
 
 Systems = Mapping[str, Callable[..., Any]]  # by name: makes a Strategy of a Setting and parameters

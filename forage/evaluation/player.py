@@ -28,8 +28,8 @@ from forage.evaluation.setting import Policy, Setting, agree_on, load_adapter
 from forage.machine import compute_dtype
 from forage.manifest import code_of, digest, made_of
 from forage.policy.policy import load_tokenizer
-from forage.rollout.claims import Claims, named_worker
-from forage.rollout.playing import RolloutView, play_all
+from forage.rollout.plans import Claims, named_worker
+from forage.rollout.rollout import RolloutView, play_all
 
 
 async def play(setting: Setting, systems: Systems) -> None:

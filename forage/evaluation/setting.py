@@ -13,7 +13,6 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
-from forage.agent.combination import MakeRewards, RewardFunction, rewards_of
 from forage.agent.options import (
     AGENT_FILE,
     AgentSettings,
@@ -24,7 +23,14 @@ from forage.agent.options import (
     same_settings,
     write_agent,
 )
-from forage.agent.rewards import get_answer_similarity, get_groundedness, get_telling_words
+from forage.agent.rewards import (
+    MakeRewards,
+    RewardFunction,
+    get_answer_similarity,
+    get_groundedness,
+    get_telling_words,
+    rewards_of,
+)
 from forage.agent.searcher import Searcher
 from forage.data.chunking import Chunk
 from forage.data.collection import read_qrels

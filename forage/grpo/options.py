@@ -6,12 +6,12 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
-from forage.agent.combination import Method
 from forage.agent.options import Credit
+from forage.agent.rewards import Method
 from forage.arguments import fixed
 from forage.errors import UserError, check_at_least_one
+from forage.files import check_apart
 from forage.optimizer import MemoryOptions, OptimizerOptions
-from forage.outputs import check_apart
 from forage.processes import Offload, Sharding, check_sharding, world
 from forage.rollout.options import RolloutOptions
 from forage.runs.trackers import Choice
@@ -71,7 +71,7 @@ class UpdateOptions:
     epochs: int = 1
     """Updates made from each step's episodes."""
     combine: Method = "uniform"
-    """How an episode's rewards are combined into one (forage/agent/combination.py): their mean (uniform), a mean
+    """How an episode's rewards are combined into one (forage/agent/rewards.py): their mean (uniform), a mean
     weighted by how much each varies (std) or how much they vary together (pca), or their length as a vector (l2).
     "overall" in plots and evaluations is always the mean."""
     advantage: AdvantageMethod = "grpo"

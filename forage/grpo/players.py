@@ -14,17 +14,16 @@ from pathlib import Path
 
 import torch
 
-from forage.agent.combination import MakeRewards
 from forage.agent.episode import Episode
 from forage.agent.options import AgentSettings
+from forage.agent.rewards import MakeRewards
 from forage.grpo.learner import Learner
 from forage.grpo.options import TrainOptions
 from forage.heartbeat import beat
 from forage.rollout.agreement import check_opened, read_run
-from forage.rollout.claims import TRAINER
-from forage.rollout.plans import Plan, Played
+from forage.rollout.plans import TRAINER, Plan, Played
 from forage.rollout.rollout import Rollout, load_newest, open_rollout, play_plan
-from forage.runs.phases import Phases
+from forage.runs.stats import Phases
 
 
 class Play:

@@ -1,31 +1,37 @@
-"""Reporting: a step's statistics, plots and lines."""
+"""Reporting: a step's statistics, plots and lines, and signs that a run has gone wrong."""
 
 from __future__ import annotations
 
 import math
+import os
 import resource
+import subprocess
+import sys
+import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from statistics import mean
 
 import torch
 
-from forage.agent.combination import names_of_rewards
 from forage.agent.episode import Episode
+from forage.agent.rewards import names_of_rewards
 from forage.engines.base import played_at
 from forage.grpo.losses import flat_groups
-from forage.grpo.options import UpdateOptions
+from forage.grpo.options import GuardOptions, UpdateOptions
 from forage.grpo.players import Play
-from forage.grpo.run import Run
+from forage.grpo.resume import Run
 from forage.grpo.update import TrainingBatch
 from forage.metrics import Interval
 from forage.policy.adapters import adapter_path, sampled_by, version_name
 from forage.rollout.plans import Plan
-from forage.runs.drawing import Drawing
-from forage.runs.progress import advice, print_step
 from forage.runs.stats import (
     AS_TRAINED,
     EpisodeFigures,
     StepStats,
+    advice,
+    print_step,
     read_evaluations,
     rewards_of,
     verdict_on_run,
@@ -141,3 +147,105 @@ def compare(run: Run, first: Mapping[str, Interval], last: Mapping[str, Interval
     command += f" --temperature {options.eval_temperature:g}"
     for line in (*said, f"beside plain RAG, answers included: python evaluate.py {command}"):
         say(line)
+
+
+# Guards: signs that a run has gone wrong without any exception.
+
+WINDOW = 3  # steps to average over, so that one bad step is no sign of collapse
+MIN_SHARE = 0.5  # of this run's best: no further may well-formed episodes and searches per episode fall
+MIN_ENTROPY = 0.005  # nats per token: below it, all episodes of a question are alike and nothing can be compared
+MAX_FALL = 0.05  # nats per token that updates take from what they reward; those of a run that learns add some
+MAX_FLAT = 10  # steps in a row in which no episode has an advantage or a credit
+MAX_KL = 10.0  # to the starting policy; measured only with --beta
+
+
+def fault_of(history: Sequence[StepStats], options: GuardOptions) -> str:
+    """What has gone wrong, all of it in one sentence; empty if nothing has."""
+    return "; ".join(faults(history, options))
+
+
+def faults(history: Sequence[StepStats], options: GuardOptions) -> Iterator[str]:
+    """Each as half a sentence.
+
+    Example: shares of well-formed episodes .9, .9, .9, .3, .3, .3 and a window of 3: the last window's mean is less
+    than half of the best window's, so "well-formed episodes fell from 0.90 to 0.30".
+    """
+    flat = history[-MAX_FLAT:]
+    if len(flat) == MAX_FLAT and not any(stats.taught for stats in flat):
+        yield f"in {MAX_FLAT} steps, there was nothing to learn from, as no two episodes of a question differed"
+    if len(history) < WINDOW:
+        return
+    shares: dict[str, Callable[[StepStats], float]] = {
+        "well-formed episodes": lambda stats: stats.episodes["well_formed"],
+        "searches per episode": lambda stats: stats.episodes["searches"],
+    }
+    for name, figure in shares.items():
+        windows = means([figure(stats) for stats in history], WINDOW)
+        if windows[-1] < MIN_SHARE * max(windows):
+            yield f"{name} fell from {max(windows):.2f} to {windows[-1]:.2f}"
+    last = history[-WINDOW:]
+    entropy = [stats.training["entropy"] for stats in last if "entropy" in stats.training]
+    if entropy and mean(entropy) < MIN_ENTROPY:
+        yield f"entropy fell to {mean(entropy):.4f} nats per token"
+    gains = [stats.training["likelihood_gain"] for stats in last if "likelihood_gain" in stats.training]
+    if gains and mean(gains) < -MAX_FALL:
+        yield f"updates made what they reward less likely, by {-mean(gains):.2f} nats per token"
+    for name, key, most in (
+        ("KL to the starting policy", "kl", MAX_KL),
+        ("KL of sampler to trainer", "mismatch_kl", options.max_mismatch),
+    ):
+        values = [stats.training[key] for stats in last if key in stats.training]
+        if values and mean(values) > most:
+            yield f"{name} rose to {mean(values):.3g}"
+
+
+def means(values: Sequence[float], window: int) -> list[float]:
+    """Mean of each `window` neighbouring values. Example: 1, 2, 3 with a window of 2: 1.5, 2.5."""
+    return [mean(values[end - window : end]) for end in range(window, len(values) + 1)]
+
+
+# Drawing: has a run's plots and page drawn by a process of their own, from what is in its folder.
+#
+# Training neither waits for them nor ends where they fail.
+
+ROOT = Path(__file__).parents[2]  # of this package, wherever a script was started
+DRAW_EVERY = 20.0  # seconds
+COMMAND = (sys.executable, "-m", "forage.runs.report")
+
+
+class Drawing:
+    """Draws after a step with an evaluation, and after any that ends 20 seconds after the last drawing began.
+
+    Example: steps end after 8, 16, 24, 32 and 50 seconds, the second one with an evaluation: drawn at 16 and 50.
+    """
+
+    def __init__(self, run_dir: Path, clock: Callable[[], float] = time.monotonic) -> None:
+        self._run_dir, self._clock, self._began = run_dir, clock, clock()
+        self._process: subprocess.Popen[str] | None = None
+
+    def after(self, stats: StepStats) -> None:
+        """Draw, if it is time to; never two at once."""
+        now = self._clock()
+        if stats.evaluation is None and now - self._began < DRAW_EVERY:
+            return
+        if self._process is None or self._process.poll() is not None:
+            self._began, self._process = now, self._start("--live")
+
+    def finish(self) -> None:
+        """Draw the whole run, wait for it, and print where it is, or why it is not."""
+        if self._process is not None:
+            self._process.wait()
+        process = self._start()
+        said = process.communicate()[0].strip().splitlines()[-1:]
+        if process.returncode:
+            again = f"python -m forage.runs.report {self._run_dir}"
+            said = [f"{self._run_dir / 'run.html'} was not written ({''.join(said)}); {again} tries again"]
+        for line in said:
+            say(line)
+
+    def _start(self, *more: str) -> subprocess.Popen[str]:
+        command = [*COMMAND, str(self._run_dir), *more]
+        path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+        return subprocess.Popen(  # noqa: S603
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=os.environ | {"PYTHONPATH": path}
+        )

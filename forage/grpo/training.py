@@ -9,15 +9,16 @@ from pathlib import Path
 
 import torch
 
-from forage.agent.combination import names_of_rewards
 from forage.agent.episode import Episode
+from forage.agent.rewards import names_of_rewards
 from forage.errors import UserError
-from forage.grpo.guards import fault_of
 from forage.grpo.learner import Learner
 from forage.grpo.options import TrainOptions
 from forage.grpo.players import Play
-from forage.grpo.reporting import collect, report_end, show
+from forage.grpo.reporting import Drawing, collect, fault_of, report_end, show
 from forage.grpo.resume import (
+    Run,
+    checkpoint_fields,
     evaluations_so_far,
     fixed_options,
     foreign,
@@ -25,11 +26,12 @@ from forage.grpo.resume import (
     intact,
     note_shortage,
     open_run,
+    plan_evaluation,
     put_episodes_right,
     put_right,
     tidy,
+    write_plans,
 )
-from forage.grpo.run import Run, checkpoint_fields, plan_evaluation, write_plans
 from forage.grpo.sharding import ShardedLearner
 from forage.grpo.update import UpdateContext, learning_rate, prepare, update
 from forage.manifest import plain
@@ -43,7 +45,6 @@ from forage.processes import join_processes, world
 from forage.rollout.agreement import RunManifest
 from forage.rollout.plans import Plan, plan_path, write_plan
 from forage.runs import trackers
-from forage.runs.drawing import Drawing
 from forage.runs.run_folder import set_aside
 from forage.runs.stats import StepStats, write_evaluations, write_stats
 from forage.runs.trackers import chosen, open_tracker

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from forage.agent.combination import Floats, combine_rewards, names_of_rewards
 from forage.agent.episode import Episode, Segment
+from forage.agent.rewards import Floats, combine_rewards, names_of_rewards
 from forage.errors import UserError, first_line
 from forage.grpo.learner import Learner
 from forage.grpo.losses import (
@@ -32,7 +32,7 @@ from forage.grpo.losses import (
 from forage.grpo.options import LossOptions, UpdateOptions
 from forage.policy.packing import Budget, OutOfMemory, TokenBatch, Tokens, pack, pack_trees, values_like
 from forage.rollout.plans import is_flat
-from forage.runs.phases import Phases
+from forage.runs.stats import Phases
 
 T = TypeVar("T")
 

@@ -17,9 +17,9 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from forage.errors import UserError, first_line
+from forage.files import making_folder
 from forage.machine import Choice, hub_reachable, unseen_gpu
 from forage.manifest import file_digest, read_manifest
-from forage.outputs import making_folder
 from forage.text import say
 
 HUB_MODEL = "Qwen/Qwen2.5-7B-Instruct"

@@ -10,8 +10,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from forage.errors import UserError
-from forage.policy.branches import BRANCHES, Branches
-from forage.policy.packing import TokenBatch
+from forage.policy.packing import BRANCHES, Branches, TokenBatch
 from forage.policy.precision import fp32_logits
 
 # Settings that make a model change its logits after the output layer, which the code here calls directly.

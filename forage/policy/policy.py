@@ -17,9 +17,9 @@ from forage.errors import UserError, first_line
 from forage.machine import Dtype, compute_dtype
 from forage.policy.adapters import newest_adapter, publish_adapter, undamaged
 from forage.policy.base_models import base_digest, folder_of
-from forage.policy.branches import attend_by_branches
 from forage.policy.card import AdapterOptions, PolicyCard, write_policy_card
 from forage.policy.logprobs import check_scores
+from forage.policy.packing import attend_by_branches
 from forage.policy.precision import fuse_adapters
 
 # Loading

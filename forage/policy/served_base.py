@@ -21,13 +21,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-from forage.arguments import POSITIONAL
-from forage.cli import run_script
+from forage.arguments import POSITIONAL, run_script
 from forage.errors import UserError
-from forage.files import make_folder, sync, takes_files
+from forage.files import check_replaceable, make_folder, making_folder, sync, takes_files
 from forage.machine import compute_dtype
 from forage.manifest import write_manifest
-from forage.outputs import check_replaceable, making_folder
 from forage.policy.card import PolicyCard, read_policy_card
 
 Precision = Literal["bf16", "nf4"]

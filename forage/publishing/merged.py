@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from forage.errors import UserError, first_line
+from forage.files import check_apart, check_replaceable
 from forage.machine import hub_reachable
-from forage.outputs import check_apart, check_replaceable
 from forage.policy.adapters import newest_adapter, versions
 from forage.policy.base_models import check_folder, folder_of, resolve_model, same_base
 from forage.policy.card import full_base_of

@@ -11,8 +11,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from forage.agent.combination import MakeRewards, rewards_of, weights_by_name
 from forage.agent.options import AgentSettings
+from forage.agent.rewards import MakeRewards, rewards_of, weights_by_name
 from forage.agent.searcher import Searcher
 from forage.agent.tools import functions_for, own_agent
 from forage.errors import UserError

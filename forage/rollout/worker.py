@@ -8,8 +8,8 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from forage.agent.combination import MakeRewards
 from forage.agent.options import AGENT_FILE
+from forage.agent.rewards import MakeRewards
 from forage.errors import UserError
 from forage.heartbeat import beat
 from forage.manifest import shown
@@ -24,9 +24,18 @@ from forage.rollout.agreement import (
     read_run,
     run_options,
 )
-from forage.rollout.claims import Claims, named_worker
 from forage.rollout.options import RolloutOptions, WorkerOptions
-from forage.rollout.plans import Plan, Played, open_plans, plan_of, plan_path, read_plan, write_plan
+from forage.rollout.plans import (
+    Claims,
+    Plan,
+    Played,
+    named_worker,
+    open_plans,
+    plan_of,
+    plan_path,
+    read_plan,
+    write_plan,
+)
 from forage.rollout.rollout import Rollout, load_newest, open_rollout, play_plan
 from forage.text import say
 

@@ -20,10 +20,10 @@ from forage.errors import UserError
 from forage.files import json_lines
 from forage.policy.adapters import version_name
 from forage.policy.card import read_policy_card
-from forage.runs.progress import advice
 from forage.runs.stats import (
     WAIT,
     StepStats,
+    advice,
     data_of,
     questions_of,
     read_evaluations,

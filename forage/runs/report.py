@@ -19,8 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from forage.arguments import POSITIONAL
-from forage.cli import run_script
+from forage.arguments import POSITIONAL, run_script
 from forage.files import replacing
 from forage.runs.page_data import contents, stats_of
 from forage.runs.plots import draw_plots

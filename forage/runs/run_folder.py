@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from forage.errors import UserError
-from forage.files import locked, make_folder, replacing
+from forage.files import clear_half_written, clear_superseded, locked, make_folder, replacing
 from forage.machine import processor
 from forage.manifest import agree, plain, read_manifest, write_manifest
-from forage.outputs import clear_half_written, clear_superseded
 from forage.text import say
 
 STALE = "stale"  # folder for what a run can't go on with, and that nobody may want to lose

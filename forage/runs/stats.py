@@ -19,7 +19,10 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Collection, Mapping, Sequence
+import statistics
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from numbers import Integral
@@ -32,8 +35,57 @@ from forage.agent.episode import episode_files, read_episodes
 from forage.data.records import Question, read_questions
 from forage.errors import UserError
 from forage.files import replacing
+from forage.heartbeat import beat
 from forage.metrics import Interval, verdict
-from forage.text import encodable, from_json, typed
+from forage.progress import duration
+from forage.text import encodable, from_json, say, typed
+
+# Phases: stopwatches that say where a step's time goes.
+
+
+class Phases:
+    """Stopwatches by name. Overlapping phases of one name, nested or in asyncio tasks, count once.
+
+    Example: phases("rollout") from second 0 to 10, within it phases("search") from 2 to 5 and another from 4 to 8, give
+    {"rollout": 10, "search": 6}.
+
+    `synchronize` is called before a phase's end is measured, to wait for work that a GPU still does for it; else that
+    would count as the next phase's. After an error nothing is waited for.
+    """
+
+    def __init__(
+        self, clock: Callable[[], float] = time.perf_counter, synchronize: Callable[[], None] = lambda: None
+    ) -> None:
+        self._clock, self._synchronize = clock, synchronize
+        self._seconds: dict[str, float] = {}
+        self._running: dict[str, tuple[int, float]] = {}  # name: (how many, counted since)
+
+    @contextmanager
+    def __call__(self, name: str) -> Iterator[None]:
+        beat()
+        count, since = self._running.get(name, (0, self._clock()))
+        self._running[name] = count + 1, since
+        try:
+            yield
+            self._synchronize()
+        finally:
+            count, since = self._running.pop(name)
+            if count > 1:
+                self._running[name] = count - 1, since
+            else:
+                self._seconds[name] = self._seconds.get(name, 0.0) + self._clock() - since
+
+    def take(self) -> dict[str, float]:
+        """Seconds by name since the last take, including phases that still run; counting then starts from 0."""
+        now, taken = self._clock(), self._seconds
+        for name, (count, since) in self._running.items():
+            taken[name] = taken.get(name, 0.0) + now - since
+            self._running[name] = count, now
+        self._seconds = {}
+        return taken
+
+
+# Statistics
 
 SCHEMA = 1
 MEASURED = ("seconds", "memory_gib", "workers", "servers")
@@ -302,3 +354,74 @@ def questions_of(data: Path | None, ids: Collection[str], split: str = "train") 
         return {q.id: q for q in read_questions(data / f"{split}.jsonl") if q.id in ids} if data else {}
     except (UserError, OSError, ValueError):
         return {}
+
+
+# Progress of training: what is printed after each step, and whether the trainer waits for its workers.
+
+# Steps whose median predicts the time left (the few with an evaluation do not move it), and that advice is about.
+LAST = 20
+MUCH = 0.2  # of the time: a shorter wait is not told
+
+
+def print_step(history: Sequence[StepStats], last: int, sampled: str = "") -> None:
+    """Print the last step's line, and a line for whatever is to be noted about it.
+
+    `sampled`: how the episodes of steps are sampled, in the words of the line: unlike those of evaluations.
+    """
+    stats = history[-1]
+    for line in (step_line(history, last, sampled), *(f"note: {note}" for note in (*lessons(stats), *stats.notes))):
+        say(line)
+
+
+def step_line(history: Sequence[StepStats], last: int, sampled: str = "") -> str:
+    """Example: step 12 of 500, sampled at T 1: overall 0.512, mrr 0.400; 34 s (rollout 20, backward 9); 4 h 37 min
+    left."""
+    return "; ".join(_parts(history, last, sampled))
+
+
+def _parts(history: Sequence[StepStats], last: int, sampled: str) -> Iterator[str]:
+    stats = history[-1]
+    rewards = ", ".join(f"{name} {summary['mean']:.3f}" for name, summary in stats.summary.items())
+    yield f"step {stats.step} of {last}{sampled}: {rewards}"
+    if stats.seconds:
+        phases_s = {name: seconds for name, seconds in stats.seconds.items() if name not in NO_PHASES}
+        longest = sorted(phases_s.items(), key=lambda item: -item[1])[:3]
+        yield f"{step_seconds(stats):.0f} s ({', '.join(f'{name} {seconds:.0f}' for name, seconds in longest)})"
+    if left := seconds_left(history, last):
+        yield f"{duration(left)} left"
+
+
+def lessons(stats: StepStats) -> list[str]:
+    """What kept the step from teaching anything, if something did, and what to do."""
+    total, flat = stats.groups["total"], stats.groups["flat"]
+    if not stats.episodes["well_formed"]:
+        return [
+            "no episode keeps to the protocol (a search, then an answer); teach it by a warm start (sft_train.py) or a "
+            "longer one"
+        ]
+    if flat == total and not stats.taught:
+        return [f"{flat} of {total} groups flat (all episodes of a question earned the same): no reward to learn from"]
+    return []
+
+
+def seconds_left(history: Sequence[StepStats], last: int) -> float:
+    """Seconds that the remaining steps take at the median of the last ones.
+
+    Example: steps 0 to 2 took 10, 12 and 50 seconds, so the 7 more up to step 9 take 84.
+    """
+    return max(0, last - history[-1].step) * statistics.median(step_seconds(stats) for stats in history[-LAST:])
+
+
+def advice(history: Sequence[StepStats]) -> str:
+    """One sentence on the last steps, but never on the run's first, in which workers start; empty for a short wait.
+
+    Example: two steps of 10 s, in which the trainer waited 6 s and 4 s: the trainer waits 50 % of the time for
+    episodes: add a rollout worker, or raise --max-staleness.
+    """
+    steps = [stats for stats in history[1:][-LAST:] if stats.workers]
+    waited = math.fsum(stats.seconds.get("rollout_wait", 0.0) for stats in steps)
+    share = waited / (math.fsum(step_seconds(stats) for stats in steps) or 1.0)
+    if share < MUCH:
+        return ""
+    says = f"the trainer waits {100 * share:.0f} % of the time for episodes"
+    return f"{says}: add a rollout worker, or raise --max-staleness"

@@ -9,8 +9,8 @@ from typing import Literal
 from forage.agent.episode import is_written
 from forage.agent.options import SearchOptions
 from forage.errors import UserError, check_at_least_one
+from forage.files import check_apart, check_replaceable
 from forage.optimizer import MemoryOptions, OptimizerOptions
-from forage.outputs import check_apart, check_replaceable
 from forage.policy.adapters import adapter_path
 from forage.sft.teacher import TeacherOptions
 from forage.store.options import StorePlace

@@ -18,28 +18,30 @@ from forage.data.chunking import Chunk, chunk_document
 from forage.data.records import Document, as_document
 from forage.data.relevance import by_document
 from forage.errors import UserError
-from forage.files import in_turn, locked, make_folder, replacing_folder, typed_lines, write_jsonl
+from forage.files import clear_half_written, in_turn, locked, make_folder, replacing_folder, typed_lines, write_jsonl
 from forage.manifest import digest, file_digest
-from forage.outputs import clear_half_written
 from forage.progress import Counting, counted
 from forage.store.bm25 import BM25, Titles, Tokenizer
 from forage.store.card import (
     BM25_FILE,
     CHUNKS_FILE,
+    NEXT,
     NO_EMBEDDER,
     ORIGINALS_FILE,
+    READERS,
     SAME_MODEL,
+    TURN,
     VECTORS,
     StoreCard,
     check_place,
     fingerprint_of,
+    finish_edit,
+    kept,
     read_card,
     write_card,
 )
-from forage.store.edits import NEXT, READERS, TURN, finish_edit, kept
 from forage.store.embedder import Embedder
-from forage.store.fusion import Ids, Ranking, fuse
-from forage.store.hit import Hit
+from forage.store.fusion import Hit, Ids, Ranking, fuse
 from forage.store.options import Fusion, Mode, StoreOptions
 from forage.store.vectors import VectorCollection, exact_nearest, text_key
 from forage.store.where import Where, condition

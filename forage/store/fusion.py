@@ -1,4 +1,7 @@
-"""Rankings: the best k of many scores, and several rankings merged into one. Ties always go to the lower index."""
+"""Hits and rankings: a passage that was found, the best k of many scores, and several rankings merged into one.
+
+Ties always go to the lower index.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from forage.store.options import Fusion
+
+# Hit: a passage that a search found.
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """A chunk found for a query; `rank` counts from 1."""
+
+    chunk_id: str
+    doc_id: str
+    title: str
+    text: str
+    score: float
+    rank: int
+
 
 Ids = NDArray[np.int64]
 Scores = NDArray[np.float64]

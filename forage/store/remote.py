@@ -23,7 +23,7 @@ from forage.errors import UserError
 from forage.heartbeat import beat
 from forage.manifest import digest, file_digest
 from forage.store.card import NO_EMBEDDER, StoreCard, card_of, fingerprint_of
-from forage.store.hit import Hit
+from forage.store.fusion import Hit
 from forage.store.options import KEY, TOO_MUCH, Fusion, Mode, StoreOptions
 from forage.store.where import Where
 from forage.text import encodable, from_json, say, without_passwords

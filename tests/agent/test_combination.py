@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forage.agent.combination import combine_rewards, first_component, reward_matrix, scored, weights_by_name
+from forage.agent.rewards import combine_rewards, first_component, reward_matrix, scored, weights_by_name
 from forage.errors import UserError
 from tests.factories import EPISODE as EXAMPLE
 

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from forage.agent.credit import Word, counted, credited, ends_of, without_each, words_in
 from forage.agent.episode import Search, Turn
+from forage.agent.rewards import Word, counted, credited, ends_of, without_each, words_in
 from tests.factories import EPISODE
 from tests.ranked_library import GOUT, opened
 

@@ -5,9 +5,16 @@ from types import SimpleNamespace
 
 import pytest
 
-from forage.agent.combination import rewards_of
 from forage.agent.episode import Search
-from forage.agent.rewards import get_best_search, get_found, get_mrr, get_search_gain, get_search_margin, rank_score
+from forage.agent.rewards import (
+    get_best_search,
+    get_found,
+    get_mrr,
+    get_search_gain,
+    get_search_margin,
+    rank_score,
+    rewards_of,
+)
 from forage.agent.searcher import Place, place_of
 from tests.factories import EPISODE
 from tests.ranked_library import GOUT, opened

@@ -3,8 +3,7 @@
 import pytest
 
 from forage.agent.options import AgentSettings, SearchOptions, read_agent, write_agent
-from forage.agent.searcher import searching
-from forage.agent.window import WORDS, best_start, seen_share
+from forage.agent.searcher import WORDS, best_start, searching, seen_share
 from forage.data.chunking import Chunk
 from forage.data.records import Document, Question
 from forage.store.bm25 import Tokenizer

@@ -16,7 +16,7 @@ import pytest
 from chromadb.api.shared_system_client import SharedSystemClient
 
 from forage.agent.options import AgentSettings, read_agent, write_agent
-from forage.cli import UNWRITABLE
+from forage.arguments import UNWRITABLE
 from forage.data.records import Document, Question, read_documents, read_questions
 from forage.engines import chat_endpoint, completion
 from forage.engines.base import Request, Sample
@@ -29,7 +29,7 @@ from forage.policy.policy import load_policy
 from forage.store import document_store
 from forage.store.card import NO_EMBEDDER, StoreCard, fingerprint_of
 from forage.store.document_store import DocumentStore
-from forage.store.hit import Hit
+from forage.store.fusion import Hit
 from forage.store.options import StoreOptions
 from forage.store.remote import RemoteStore
 from tests.tiny import make_tiny

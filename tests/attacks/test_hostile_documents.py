@@ -26,8 +26,8 @@ from forage.data.scraping.page_text import read_page
 from forage.evaluation.measures import COSTS
 from forage.evaluation.tables import print_table, tables_of
 from forage.files import json_lines
-from forage.rollout.playing import RolloutView
-from forage.runs.progress import print_step
+from forage.rollout.rollout import RolloutView
+from forage.runs.stats import print_step
 from forage.sft.teacher import TeacherOptions, demonstrate
 from forage.store.document_store import DocumentStore
 from forage.store.options import StoreOptions

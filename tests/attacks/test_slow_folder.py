@@ -10,13 +10,11 @@ from pathlib import Path
 import pytest
 
 from forage.grpo.options import TrainOptions
-from forage.grpo.resume import foreign, tidy
-from forage.grpo.run import Run, write_plans
+from forage.grpo.resume import Run, foreign, tidy, write_plans
 from forage.policy.adapters import publish_adapter, sampled_by, weights_digest
 from forage.rollout.agreement import write_run
-from forage.rollout.claims import Claims
 from forage.rollout.options import RolloutOptions
-from forage.rollout.plans import Plan, Played, plan_path, write_plan
+from forage.rollout.plans import Claims, Plan, Played, plan_path, write_plan
 from forage.rollout.worker import FINISHED, play_plans
 from tests.factories import EPISODE, MANIFEST
 from tests.slow_folder import SlowFolder, run_virtually

@@ -2,7 +2,7 @@
 
 from bench import headroom
 from forage.agent.options import SearchOptions
-from forage.store.hit import Hit
+from forage.store.fusion import Hit
 from forage.store.options import Fusion, StoreOptions
 
 

@@ -13,8 +13,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from forage.engines import local
 from forage.engines.base import Request, Sampling
-from forage.engines.local import LocalEngine, Spoken, first_above, inverse_cdf
-from forage.engines.slot_cache import Decode
+from forage.engines.local import Decode, LocalEngine, Spoken, first_above, inverse_cdf
 from forage.errors import UserError
 from tests.factories import tiny_model
 from tests.sampling import generate, logprobs_of, requests

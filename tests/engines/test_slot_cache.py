@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from forage.engines.slot_cache import Decode, Prefill
+from forage.engines.local import Decode, Prefill
 
 
 @pytest.mark.parametrize("window", [3, 100])

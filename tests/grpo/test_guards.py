@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-from forage.grpo.guards import fault_of
 from forage.grpo.options import GuardOptions
+from forage.grpo.reporting import fault_of
 from forage.runs.stats import StepStats
 
 

@@ -44,7 +44,7 @@ def whole(tiny, tmp_path_factory):
     """A run that keeps everything."""
     options = options_of(tiny, tmp_path_factory.mktemp("whole") / "run", keep_adapters=0)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("forage.runs.drawing.COMMAND", ("true",))
+        patch.setattr("forage.grpo.reporting.COMMAND", ("true",))
         grpo_train.main(options, rewards_of_tokens)
     return options.run_dir
 
@@ -71,7 +71,7 @@ def test_a_pruned_and_killed_run_ends_as_a_whole_one(whole, tiny, tmp_path, monk
     with pytest.raises(KeyboardInterrupt):
         grpo_train.main(options, rewards_of_tokens)
     monkeypatch.undo()
-    monkeypatch.setattr("forage.runs.drawing.COMMAND", ("true",))
+    monkeypatch.setattr("forage.grpo.reporting.COMMAND", ("true",))
     grpo_train.main(options, rewards_of_tokens)
     assert versions(options.run_dir) == [0, 4, 5, 6]
     assert names(options.run_dir / "adapters") == ["v000000", "v000004", "v000005", "v000006"]

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from forage.agent.episode import read_episodes
-from forage.grpo import guards, players
+from forage.grpo import players, reporting
 from forage.grpo.learner import Learner
 from forage.grpo.options import GuardOptions
 from forage.grpo.players import Play
@@ -54,8 +54,8 @@ class PlayingAhead(Play):
 
 def test_a_run_that_rolled_back_learns_from_restored_adapters_only(tiny, tmp_path, monkeypatch):
     monkeypatch.setattr(players, "open_play", PlayingAhead)
-    monkeypatch.setattr(guards, "MIN_ENTROPY", 100.0)  # always a collapse
-    monkeypatch.setattr(guards, "WINDOW", 2)
+    monkeypatch.setattr(reporting, "MIN_ENTROPY", 100.0)  # always a collapse
+    monkeypatch.setattr(reporting, "WINDOW", 2)
     guard = GuardOptions(on_collapse="rollback", rollback_steps=1)
     options = tiny_options(
         tiny, tmp_path / "run", eval_every=0, max_steps=4, guard=guard, rollouts="service", max_staleness=1

@@ -2,8 +2,7 @@
 
 import pytest
 
-from forage.arguments import parse
-from forage.cli import expanded
+from forage.arguments import expanded, parse
 from forage.grpo.options import PRESETS, TrainOptions
 
 

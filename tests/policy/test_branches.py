@@ -8,10 +8,9 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from forage.policy import logprobs
-from forage.policy.branches import BRANCHES, Branch, Branches, attend_by_branches
 from forage.policy.card import read_policy_card
 from forage.policy.logprobs import token_logprobs
-from forage.policy.packing import pack, pack_trees
+from forage.policy.packing import BRANCHES, Branch, Branches, attend_by_branches, pack, pack_trees
 from forage.policy.policy import load_policy
 
 

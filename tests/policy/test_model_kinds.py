@@ -6,7 +6,7 @@ computed, and some of each way not to be one of them.
 
 import pytest
 
-from forage.engines.slot_cache import WINDOWED
+from forage.engines.local import WINDOWED
 from forage.policy.logprobs import SHARING
 from tests.policy.model_kinds import apart, kinds
 

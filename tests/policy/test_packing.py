@@ -6,9 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forage.errors import UserError
-from forage.policy.branches import BRANCHES, Branch
 from forage.policy.logprobs import token_logprobs, token_scores
-from forage.policy.packing import pack, pack_trees, values_like
+from forage.policy.packing import BRANCHES, Branch, pack, pack_trees, values_like
 from tests.factories import Sequence, tiny_model
 
 A, B = Sequence((5, 6, 7, 8), (0, 0, 1, 1)), Sequence((5, 9), (0, 1))

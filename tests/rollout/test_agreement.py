@@ -32,7 +32,7 @@ def begun(tiny, tmp_path_factory):
     for name in ("base", "policy", "data"):
         shutil.copytree(tiny / name, folder / name)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("forage.runs.drawing.COMMAND", ("true",))
+        patch.setattr("forage.grpo.reporting.COMMAND", ("true",))
         grpo_train.main(options_of(folder), rewards_of_tokens)
     return folder
 

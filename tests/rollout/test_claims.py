@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from forage.rollout.claims import Claims, file_name
+from forage.rollout.plans import Claims, file_name
 from tests.factories import Clock
 
 

@@ -10,10 +10,8 @@ from forage.agent.episode import read_episodes
 from forage.errors import UserError
 from forage.policy.adapters import CONTENTS, adapter_path
 from forage.rollout.agreement import write_run
-from forage.rollout.claims import Claims
-from forage.rollout.plans import Plan, write_plan
-from forage.rollout.playing import EpisodeWriter
-from forage.rollout.rollout import load_newest
+from forage.rollout.plans import Claims, Plan, write_plan
+from forage.rollout.rollout import EpisodeWriter, load_newest
 from forage.rollout.worker import FINISHED, next_plan, play_plans
 from tests.factories import EPISODE, MANIFEST, empty_adapter
 

@@ -10,13 +10,13 @@ from contextlib import ExitStack
 import pytest
 
 from forage.errors import UserError
-from forage.rollout.claims import named_worker
+from forage.rollout.plans import named_worker
 from tests import ROOT
 
 HOLD = """
 import sys, time
 from pathlib import Path
-from forage.rollout.claims import named_worker
+from forage.rollout.plans import named_worker
 with named_worker(Path(sys.argv[1])) as name:
     print(name, flush=True)
     time.sleep(1000)

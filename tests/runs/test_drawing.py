@@ -3,8 +3,8 @@
 import sys
 from dataclasses import replace
 
-from forage.runs import drawing
-from forage.runs.drawing import Drawing
+from forage.grpo import reporting
+from forage.grpo.reporting import Drawing
 from forage.runs.stats import write_stats
 from tests.factories import STATS, run_of
 
@@ -49,7 +49,7 @@ def test_the_whole_run_is_drawn_at_its_end_from_wherever_it_was_started(tmp_path
 
 
 def test_a_page_that_fails_is_said_to_be_missing(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(drawing, "COMMAND", (sys.executable, "-c", "print('one'); raise SystemExit('error: full')"))
+    monkeypatch.setattr(reporting, "COMMAND", (sys.executable, "-c", "print('one'); raise SystemExit('error: full')"))
     Drawing(tmp_path).finish()
     assert capsys.readouterr().out == (
         f"{tmp_path}/run.html was not written (error: full); python -m forage.runs.report {tmp_path} tries again\n"

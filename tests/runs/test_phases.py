@@ -2,7 +2,7 @@
 
 import pytest
 
-from forage.runs.phases import Phases
+from forage.runs.stats import Phases
 from tests.factories import Clock
 
 

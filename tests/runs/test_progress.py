@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from forage.runs.progress import advice, lessons, print_step, seconds_left
+from forage.runs.stats import advice, lessons, print_step, seconds_left
 from tests.factories import STATS
 
 

@@ -16,9 +16,8 @@ from forage.data.records import Question
 from forage.engines.base import Engine, EngineError, Sample
 from forage.errors import UserError
 from forage.files import write_jsonl
-from forage.rollout.claims import Claims
 from forage.rollout.options import RolloutOptions
-from forage.rollout.plans import Played, open_plans, plan_of
+from forage.rollout.plans import Claims, Played, open_plans, plan_of
 from forage.rollout.rollout import Rollout, play_plan
 from forage.rollout.worker import keep_plan
 from grpo_rollout import get_reward_functions

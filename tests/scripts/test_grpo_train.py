@@ -16,7 +16,7 @@ from forage.agent.rewards import get_mrr
 from forage.data.records import read_questions
 from forage.errors import UserError
 from forage.files import write_jsonl
-from forage.grpo import guards
+from forage.grpo import reporting
 from forage.grpo.options import GuardOptions, LossOptions, UpdateOptions
 from forage.grpo.update import learning_rate, prepare
 from forage.optimizer import OptimizerOptions
@@ -220,8 +220,8 @@ def test_a_loss_with_a_reference_and_several_epochs(tiny, tmp_path):
 
 
 def test_a_collapse_stops_the_run_or_rolls_it_back(tiny, tmp_path, monkeypatch):
-    monkeypatch.setattr(guards, "MIN_ENTROPY", 100.0)  # no policy is that uncertain
-    monkeypatch.setattr(guards, "WINDOW", 2)
+    monkeypatch.setattr(reporting, "MIN_ENTROPY", 100.0)  # no policy is that uncertain
+    monkeypatch.setattr(reporting, "WINDOW", 2)
     alarmed = GuardOptions(on_collapse="stop")
     options = tiny_options(tiny, tmp_path / "run", eval_every=0, max_steps=4, guard=alarmed)
     with pytest.raises(UserError, match=r"stopped at step 1: entropy fell to .*The last adapter is .*v000001;"):

@@ -3,10 +3,9 @@
 import asyncio
 from dataclasses import replace
 
-from forage.agent.credit import words_in
 from forage.agent.options import AgentSettings
 from forage.agent.protocol import Protocol, write_answer, write_call
-from forage.agent.rewards import get_format_reward
+from forage.agent.rewards import get_format_reward, words_in
 from forage.agent.vetting import Vetting
 from forage.data.records import Question
 from forage.extras.testtime.scorers import shown

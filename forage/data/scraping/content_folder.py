@@ -9,8 +9,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from forage.files import append, locked, make_folder, replacing, typed_lines
-from forage.outputs import clear_half_written
+from forage.files import append, clear_half_written, locked, make_folder, replacing, typed_lines
 
 
 @dataclass(frozen=True, slots=True)

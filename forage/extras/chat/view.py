@@ -19,7 +19,7 @@ from forage.agent.agent import EpisodeBuilder, Found, Observer
 from forage.agent.episode import STOPS, Episode, Use
 from forage.agent.protocol import Protocol, Reading
 from forage.store.bm25 import Tokenizer
-from forage.store.hit import Hit
+from forage.store.fusion import Hit
 from forage.text import one_line, printable, titled, words_of
 
 BEGINNING = 300  # characters of a passage that are laid out, of which a line shows what fits

@@ -10,9 +10,9 @@ from collections.abc import Callable
 from typing import Any
 
 from forage.agent.agent import Agent, EpisodeBuilder, TurnTokens, sample_name
-from forage.agent.combination import MakeRewards, rewards_of
 from forage.agent.episode import Episode
 from forage.agent.protocol import RESPONSE, Protocol
+from forage.agent.rewards import MakeRewards, rewards_of
 from forage.agent.searcher import Searcher
 from forage.data.records import Question
 from forage.engines.base import Engine

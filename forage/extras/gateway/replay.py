@@ -26,8 +26,7 @@ from forage.agent.episode import Episode, Turn, episode_files, read_episodes
 from forage.agent.options import read_agent
 from forage.agent.protocol import Protocol
 from forage.agent.tools import functions_for
-from forage.arguments import POSITIONAL
-from forage.cli import run_script
+from forage.arguments import POSITIONAL, run_script
 from forage.data.records import Question, read_documents
 from forage.engines.base import EngineOptions, Request, Sample
 from forage.engines.choice import open_engine
@@ -38,7 +37,7 @@ from forage.policy.policy import load_tokenizer
 from forage.rollout.agreement import read_run, run_options
 from forage.rollout.options import RolloutOptions
 from forage.rollout.plans import plan_of
-from forage.store.hit import Hit
+from forage.store.fusion import Hit
 from forage.text import one_line
 
 

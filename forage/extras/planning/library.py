@@ -17,15 +17,13 @@ from pathlib import Path
 from typing import Annotated
 
 from forage.agent.episode import Episode, episode_files, read_episodes
-from forage.arguments import POSITIONAL
-from forage.cli import run_script
+from forage.arguments import POSITIONAL, run_script
 from forage.data.records import Question
 from forage.data.splits import read_train
 from forage.errors import UserError, check_at_least_one
 from forage.extras.planning.tool import SLOT
-from forage.files import write_jsonl
+from forage.files import check_apart, write_jsonl
 from forage.manifest import file_digest, flat, read_manifest
-from forage.outputs import check_apart
 from forage.text import IDLE, say, whole_words, words_of
 
 

@@ -23,8 +23,7 @@ from forage.agent.episode import Episode, write_episodes
 from forage.agent.options import AgentSettings, SearchOptions
 from forage.agent.protocol import Protocol
 from forage.agent.searcher import searching
-from forage.arguments import POSITIONAL
-from forage.cli import run_script
+from forage.arguments import POSITIONAL, run_script
 from forage.data.records import Question
 from forage.data.splits import read_training_questions
 from forage.errors import UserError

@@ -11,8 +11,8 @@ import torch
 from forage.errors import UserError
 from forage.extras.rewriter.actors import Policy, with_padding
 from forage.extras.rewriter.options import MARK, Options
+from forage.files import check_replaceable, making_folder
 from forage.machine import compute_dtype
-from forage.outputs import check_replaceable, making_folder
 from forage.processes import process_device
 
 # The largest Qwen2.5 that fits a card of 24 GB in each way of training, also with --lora-rank 0, which takes two copies

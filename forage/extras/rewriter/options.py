@@ -9,8 +9,8 @@ from typing import Annotated, Literal
 from forage.agent.prompts import REWRITE, RewriteMode
 from forage.arguments import TRUST, fixed
 from forage.errors import UserError, check_at_least_one
+from forage.files import check_apart, check_replaceable
 from forage.machine import Dtype
-from forage.outputs import check_apart, check_replaceable
 from forage.processes import world
 from forage.runs.trackers import Choice
 from forage.store.options import Mode, StorePlace

@@ -22,7 +22,7 @@ from pydantic import BaseModel, Field
 from starlette.requests import ClientDisconnect
 
 from forage.extras.serving.server import MAX_QUERY, MAX_READ, App, Search, guarded
-from forage.store.hit import Hit
+from forage.store.fusion import Hit
 from forage.text import encodable, titled
 
 PATH = "/mcp"

@@ -26,7 +26,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from forage.errors import UserError
 from forage.machine import is_here, is_loopback
 from forage.store.card import StoreCard, fingerprint_of
-from forage.store.hit import Hit
+from forage.store.fusion import Hit
 from forage.store.options import KEY, TOO_MUCH, Fusion, Mode
 from forage.text import encodable, from_json
 

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from forage.agent.combination import RewardFunction, combine_rewards, reward_matrix
 from forage.agent.episode import Episode, episode_files, is_written, read_episodes
 from forage.agent.protocol import Protocol
+from forage.agent.rewards import RewardFunction, combine_rewards, reward_matrix
 from forage.agent.vetting import asked_in
 from forage.data.records import Question
 from forage.data.relevance import question_key

@@ -19,9 +19,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from forage.agent.agent import Agent
-from forage.agent.combination import RewardFunction
 from forage.agent.episode import Episode
 from forage.agent.protocol import RESPONSE, Protocol
+from forage.agent.rewards import RewardFunction
 from forage.data.records import Question
 from forage.errors import UserError
 from forage.metrics import token_f1

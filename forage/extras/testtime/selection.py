@@ -22,10 +22,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from forage.agent.combination import ROUNDING, RewardFunction, combine_rewards, reward_matrix, rewards_of, scored
 from forage.agent.episode import Episode, Turn, write_episodes
 from forage.agent.options import SearchOptions
 from forage.agent.protocol import Protocol
+from forage.agent.rewards import ROUNDING, RewardFunction, combine_rewards, reward_matrix, rewards_of, scored
 from forage.agent.searcher import Searcher
 from forage.agent.tools import SCRIPT
 from forage.agent.vetting import Vetting

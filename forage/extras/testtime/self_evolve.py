@@ -38,7 +38,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from forage.cli import run_script
+from forage.arguments import run_script
 from forage.data.splits import read_held_out, read_training_questions
 from forage.engines.base import EngineOptions, Sampling
 from forage.errors import UserError, check_at_least_one
@@ -46,8 +46,8 @@ from forage.evaluation.options import EvaluationOptions, is_learned, read_system
 from forage.evaluation.outcomes import OutcomeLog
 from forage.extras.testtime import train_scorer
 from forage.extras.testtime.selection import select
+from forage.files import check_apart, check_folder, filling_folder
 from forage.optimizer import OptimizerOptions
-from forage.outputs import check_apart, check_folder, filling_folder
 from forage.policy.adapters import adapter_path
 from forage.runs.run_folder import keep_options
 from forage.sft.options import SFTOptions

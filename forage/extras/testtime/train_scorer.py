@@ -32,19 +32,17 @@ from typing import Annotated
 
 import numpy as np
 
-from forage.agent.combination import RewardFunction
 from forage.agent.options import SearchOptions
 from forage.agent.protocol import Protocol
-from forage.agent.rewards import get_answer_similarity, get_mrr
-from forage.arguments import POSITIONAL
-from forage.cli import run_script
+from forage.agent.rewards import RewardFunction, get_answer_similarity, get_mrr
+from forage.arguments import POSITIONAL, run_script
 from forage.errors import UserError
 from forage.evaluation.setting import find_policy
 from forage.extras.testtime.examples import MARGIN, Played, examples_of, read_played, right_share
 from forage.extras.testtime.features import FEATURES, OPEN, Floats, Rows
 from forage.extras.testtime.preference import CARD, Pairs, fit, scores
+from forage.files import check_apart, check_folder, filling_folder
 from forage.manifest import plain, write_manifest
-from forage.outputs import check_apart, check_folder, filling_folder
 from forage.policy.policy import load_tokenizer
 from forage.rollout.agreement import open_embedder
 from forage.store.embedder import Embedder

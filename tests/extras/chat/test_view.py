@@ -8,7 +8,7 @@ from rich.console import Console
 
 from forage.agent.episode import Use
 from forage.extras.chat.view import View, passages_with
-from forage.store.hit import Hit
+from forage.store.fusion import Hit
 from tests.factories import EPISODE
 
 TOLD = "share of the answer's words in a passage (even all of them don't make it right)"

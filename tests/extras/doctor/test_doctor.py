@@ -119,7 +119,7 @@ def test_what_only_some_options_need_is_not_needed_by_the_basic_path():
 import sys
 sys.modules.update(dict.fromkeys({sorted(checks.SOME_OPTIONS)}))
 import data_prep, document_store, create_lora_model, grpo_train, merge_lora, sft_train
-import forage.data.corpus, forage.store.document_store, forage.policy.policy, forage.policy.lora
+import forage.data.corpus, forage.store.document_store, forage.policy.policy, forage.policy.adapters
 import forage.sft.training, forage.grpo.training, forage.grpo.players, forage.rollout.rollout
 """
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)

@@ -16,7 +16,7 @@ from forage.errors import UserError
 from forage.extras.gateway.own_agent import recorded
 from forage.extras.gateway.replay import Again, Options, compared, instead, main, side_by_side
 from forage.policy.adapters import adapter_path
-from forage.store.hit import Hit
+from forage.store.fusion import Hit
 from tests.extras.gateway.own_agents import Spelling, as_our_loop
 from tests.scripted_engine import QUESTION
 from tests.tiny import make_tokenizer
@@ -30,7 +30,7 @@ def run_dir(request, tiny, tmp_path_factory):
     folder = tmp_path_factory.mktemp("replay") / "run"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Protocol, "stop_ids", (2, *range(300, 420)))
-        patch.setattr("forage.runs.drawing.COMMAND", ("true",))
+        patch.setattr("forage.grpo.reporting.COMMAND", ("true",))
         if request.param == "an own agent":
             patch.setattr(grpo_rollout, "get_agent", lambda: recorded(as_our_loop))
         train(tiny_options(tiny, folder, max_steps=2, eval_every=0))

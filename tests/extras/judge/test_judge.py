@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import pytest
 
-from forage.agent.combination import reward_matrix
+from forage.agent.rewards import reward_matrix
 from forage.errors import UserError
 from forage.extras.judge.judge import Judge, prompt_of, read_grade
 from tests import ROOT
