@@ -27,7 +27,7 @@ BUDGETS = {
     "forage/engines": (11_250, 8),
     "forage/evaluation": (12_280, 11),
     "forage/extras": (46_980, 12),
-    "forage/grpo": (20_490, 14),
+    "forage/grpo": (20_690, 14),
     "forage/policy": (10_770, 11),
     "forage/publishing": (3_240, 4),
     "forage/rollout": (6_960, 7),

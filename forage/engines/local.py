@@ -33,8 +33,8 @@ from transformers.cache_utils import Cache
 
 from forage.engines.base import Engine, EngineError, Request, Sample
 from forage.errors import UserError, first_line
-from forage.policy.adapters import adding, find_changes
 from forage.policy.logprobs import decoder_and_head, unsharable
+from forage.policy.lora import adding, find_changes
 from forage.policy.packing import common_start
 from forage.policy.precision import fp32_logits
 

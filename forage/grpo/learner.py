@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from forage.optimizer import update_weights
-from forage.policy.adapters import load_checkpoint, publish_adapter, restore_adapter, save_checkpoint
+from forage.policy.adapters import publish_adapter, restore_adapter
+from forage.policy.checkpoint import load_checkpoint, save_checkpoint
 from forage.policy.logprobs import TokenScores, token_scores
 from forage.policy.packing import TokenBatch
 

@@ -25,7 +25,8 @@ from forage.files import replacing
 from forage.grpo.learner import Learner, Scorer
 from forage.grpo.sequence_parallel import SequenceParallelPolicy, check_split
 from forage.grpo.strategies import CONFIGS, MOMENTS, fresh_state, make_strategy, trained_weights
-from forage.policy.adapters import adapter_path, load_checkpoint, publish_adapter, save_checkpoint
+from forage.policy.adapters import adapter_path, publish_adapter
+from forage.policy.checkpoint import load_checkpoint, save_checkpoint
 from forage.policy.logprobs import TokenScores, chunk_scores, token_scores
 from forage.policy.packing import TokenBatch
 from forage.processes import (
@@ -45,7 +46,7 @@ OPERATIONS: dict[str, Literal["max", "min"]] = {"max": "max", "min": "min"}  # b
 
 
 class GatheredState:
-    """Full weights and their AdamW in CPU memory, in the form that forage.policy.adapters reads and writes."""
+    """Full weights and their AdamW in CPU memory, in the form that forage.policy.checkpoint reads and writes."""
 
     def __init__(self, names: Sequence[str], values: Sequence[Sequence[Tensor]], updates: float) -> None:
         self.weights = {name: nn.Parameter(value[0]) for name, value in zip(names, values, strict=True)}
@@ -185,7 +186,7 @@ class ShardedLearner(Learner):
         return found
 
     def _gathered_random(self) -> dict[str, Tensor]:
-        """Every process's random state, as each draws its own; forage.policy.adapters saves only one."""
+        """Every process's random state, as each draws its own; forage.policy.checkpoint saves only one."""
         own = {"cpu": torch.get_rng_state()}
         if self.device.type == "cuda":
             own["cuda"] = torch.cuda.get_rng_state(self.device)

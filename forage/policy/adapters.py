@@ -1,27 +1,16 @@
-"""What training changes, on the disk: adapters and checkpoints.
-
-The adapters of a policy or run folder are adapters/v000000, v000001, ..., each complete or absent.
-"""
+"""The adapters of a policy or run folder: adapters/v000000, v000001, ..., each complete or absent."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import math
 import re
-from collections import defaultdict
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-from safetensors.torch import load_file, save
-from torch import Tensor
-
 from forage.errors import UserError
-from forage.files import GONE, remove_folder, replacing, replacing_folder
-from forage.manifest import file_digest, read_manifest, write_manifest
+from forage.files import GONE, replacing, replacing_folder
+from forage.manifest import file_digest
 
 DIGITS = 8  # of a digest in a served name
 LEAST_B = 1e-3
@@ -149,163 +138,3 @@ def publish_adapter(policy: Any, folder: Path, version: int, *, overwrite: bool 
         (partial / "README.md").unlink(missing_ok=True)  # PEFT's template of a model card, not filled in
         list_contents(partial)
     return target
-
-
-# What a LoRA adapter of create_lora_model.py does to the layers of its base, for the engine in this process.
-
-Shapes = Mapping[str, tuple[int, ...]]  # a model's weights by name
-PART = re.compile(r"base_model\.model\.(.+)\.(lora_A|lora_B|lora_magnitude_vector)(?:\.weight)?")
-
-
-@dataclass(frozen=True)
-class Change:
-    """What an adapter does to one weight: lora_A, lora_B and maybe lora_magnitude_vector."""
-
-    parts: dict[str, Tensor]
-    scale: float
-    transposed: bool
-    """The weight is (in, out), as in gpt2's Conv1D."""
-
-
-def find_changes(folder: Path, base: str, shapes: Shapes, tied_vocabulary: int | None) -> dict[str, Change]:
-    """The change to each weight, by its name; an adapter that does more than that is refused.
-
-    `base` names the model in errors; `tied_vocabulary`: its size where input and output share one weight.
-    """
-    config = json.loads((folder / "adapter_config.json").read_text())
-    parts: dict[str, dict[str, Tensor]] = defaultdict(dict)
-    for name, tensor in load_file(folder / "adapter_model.safetensors").items():
-        match = PART.fullmatch(name)
-        if not match or config["rank_pattern"] or config["alpha_pattern"]:
-            raise UserError(f"{folder} is no adapter of create_lora_model.py ({name}); start a vLLM server for it")
-        parts[f"{match[1]}.weight"][match[2]] = tensor
-    if missing := parts.keys() - shapes.keys():
-        raise UserError(f"{folder}: {min(missing)} is no weight of {base}; is that its base?")
-    if twice := [key for key in parts if shapes[key][0] == tied_vocabulary]:
-        raise UserError(f"{folder} changes {twice[0]}, which {base} uses as both input and output")
-    # rsLoRA's scale: https://arxiv.org/abs/2312.03732
-    scale = config["lora_alpha"] / (math.sqrt(config["r"]) if config["use_rslora"] else config["r"])
-    return {key: Change(each, scale, config["fan_in_fan_out"]) for key, each in parts.items()}
-
-
-def adding(layer: Any, change: Change) -> Callable[[Any, tuple[Tensor], Tensor], Tensor]:
-    """A forward hook that makes the output of a linear layer with weights W that of one with W + sBA.
-
-    The weights stay as they are: rounded to bf16, W + sBA would be W again where an adapter is young. What is added is
-    computed in fp32. DoRA rescales the rows of W + sBA to learned magnitudes, https://arxiv.org/abs/2402.09353.
-    """
-    parts = {name: part.to(layer.weight.device, torch.float32) for name, part in change.parts.items()}
-    first_DR, last_RO = parts["lora_A"].T.contiguous(), (change.scale * parts["lora_B"]).T.contiguous()
-    factor_O = None
-    if "lora_magnitude_vector" in parts:
-        factor_O = parts["lora_magnitude_vector"] / row_norms(layer, first_DR @ last_RO, change.transposed)
-        last_RO *= factor_O
-
-    def add(_: Any, inputs: tuple[Tensor], output: Tensor) -> Tensor:
-        low_NR = inputs[0].flatten(0, -2).float() @ first_DR
-        if output.dtype == torch.float32 and factor_O is None:
-            output.flatten(0, -2).addmm_(low_NR, last_RO)  # in place, which is faster; in bf16 it would round more
-            return output
-        added = (low_NR @ last_RO).view(output.shape)
-        if factor_O is not None:
-            added += (factor_O - 1) * (output if layer.bias is None else output - layer.bias)
-        return output.add_(added)
-
-    return add
-
-
-def row_norms(layer: Any, change_DO: Tensor, transposed: bool) -> Tensor:
-    """(O,) lengths of the rows of a linear layer's changed weights, 4-bit ones unpacked."""
-    from peft.utils.integrations import dequantize_module_weight
-
-    weight: Tensor = dequantize_module_weight(layer).float()
-    lengths_O: Tensor = torch.linalg.norm((weight if transposed else weight.T) + change_DO, dim=0)
-    return lengths_O
-
-
-# Checkpoints: everything a training run needs to resume exactly, in safetensors and JSON, nothing pickled.
-#
-# state/000040/ holds the trained weights, the optimiser's state, torch's random states (of the CPU and of every GPU),
-# what else the script keeps, and a digest of each of these files. A checkpoint is written under a temporary name and
-# renamed; once it is on the disk, the previous one is removed.
-
-DIGESTS = "digests.json"  # of a checkpoint's other files
-
-
-def trained_tensors(model: Any) -> dict[str, Tensor]:
-    return {name: weight.detach() for name, weight in model.named_parameters() if weight.requires_grad}
-
-
-def save_checkpoint(folder: Path, step: int, model: Any, optimizer: torch.optim.Optimizer, kept: Any) -> None:
-    older, target = checkpoints(folder), folder / f"{step:06d}"
-    with replacing_folder(target, overwrite=True) as partial:
-        # Written by Python, because safetensors' own writer reports a full disk only in a message.
-        trained = {name: weight.contiguous() for name, weight in trained_tensors(model).items()}
-        (partial / "model.safetensors").write_bytes(save(trained))
-        (partial / "optimizer.safetensors").write_bytes(save(_flat(optimizer.state_dict()["state"])))
-        (partial / "random.safetensors").write_bytes(save(random_states()))
-        (partial / "kept.json").write_text(json.dumps(kept))
-        digests = {path.name: file_digest(path) for path in partial.iterdir()}
-        write_manifest(partial / DIGESTS, digests)
-    for path in older:
-        if path != target:
-            remove_folder(path)
-
-
-def random_states() -> dict[str, Tensor]:
-    """Torch's random states. Python's and numpy's are not drawn from, or seeded anew at each step."""
-    gpus = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
-    return {"torch": torch.get_rng_state()} | {f"cuda.{number}": state for number, state in enumerate(gpus)}
-
-
-def set_random_states(states: dict[str, Tensor]) -> None:
-    """Restore what was saved; GPUs that were not there then keep their state."""
-    torch.set_rng_state(states["torch"])
-    for number in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
-        if f"cuda.{number}" in states:
-            torch.cuda.set_rng_state(states[f"cuda.{number}"], number)
-
-
-def checkpoints(folder: Path) -> list[Path]:
-    """Complete checkpoints, oldest first."""
-    return sorted(path for path in folder.glob("[0-9]*") if path.is_dir())
-
-
-def load_checkpoint(folder: Path, model: Any, optimizer: torch.optim.Optimizer) -> tuple[int, Any] | None:
-    """Restore model and optimiser from the newest checkpoint, if any; return its step and what the script kept."""
-    there = checkpoints(folder)
-    if not there:
-        return None
-    newest, way_out = there[-1], "put it back, or start over in another output folder"
-    saved = read_manifest(newest / DIGESTS, way_out) if (newest / DIGESTS).exists() else {}
-    if changed := [name for name, digest in saved.items() if file_digest(newest / name) != digest]:
-        raise UserError(f"{newest / changed[0]} is not what was saved; {way_out}")
-    weights = load_file(newest / "model.safetensors")
-    trained = trained_tensors(model)
-    if {name: w.shape for name, w in weights.items()} != {name: w.shape for name, w in trained.items()}:
-        raise UserError(
-            f"{newest} is of another model or adapter; choose another output folder, or start over by removing all of "
-            f"{folder.parent} (not {folder.name}/ alone: the rest would be taken for the new run's)"
-        )
-    for name, weight in trained.items():
-        weight.copy_(weights[name])
-    state = optimizer.state_dict()
-    # Copied, as load_file maps the file into memory: on NFS, a mapped file can't be removed once it is outdated.
-    moments = {name: value.clone() for name, value in load_file(newest / "optimizer.safetensors").items()}
-    state["state"] = _nested(moments)
-    optimizer.load_state_dict(state)
-    set_random_states(load_file(newest / "random.safetensors"))
-    return int(newest.name), json.loads((newest / "kept.json").read_text())
-
-
-def _flat(state: dict[int, dict[str, Tensor]]) -> dict[str, Tensor]:
-    """Example: {0: {"step": s, "exp_avg": m}} gives {"0.step": s, "0.exp_avg": m}."""
-    return {f"{number}.{name}": value.contiguous() for number, parts in state.items() for name, value in parts.items()}
-
-
-def _nested(flat: dict[str, Tensor]) -> dict[int, dict[str, Tensor]]:
-    state: dict[int, dict[str, Tensor]] = {}
-    for key, value in flat.items():
-        number, name = key.split(".", 1)
-        state.setdefault(int(number), {})[name] = value
-    return state

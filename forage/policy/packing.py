@@ -21,7 +21,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from forage.errors import UserError, first_line
-from forage.policy.adapters import random_states, set_random_states
+from forage.policy.checkpoint import random_states, set_random_states
 
 # Attention over a tree of tokens, branch by branch: a branch's own tokens attend to those on the way to them.
 #

@@ -16,14 +16,8 @@ from forage.data.splits import in_rounds
 from forage.errors import UserError
 from forage.files import remove_folder, write_jsonl
 from forage.optimizer import update_weights
-from forage.policy.adapters import (
-    adapter_path,
-    load_checkpoint,
-    publish_adapter,
-    restore_adapter,
-    save_checkpoint,
-    versions,
-)
+from forage.policy.adapters import adapter_path, publish_adapter, restore_adapter, versions
+from forage.policy.checkpoint import load_checkpoint, save_checkpoint
 from forage.policy.logprobs import token_logprobs, unsharable
 from forage.policy.packing import Budget, pack, pack_trees
 from forage.progress import Counting

@@ -18,14 +18,8 @@ from torch import nn
 from forage.agent.episode import append_episodes, compress
 from forage.evaluation.outcomes import Outcome, OutcomeLog
 from forage.files import clear_half_written, remove_folder, replacing_folder
-from forage.policy.adapters import (
-    adapter_path,
-    load_checkpoint,
-    newest_adapter,
-    publish_adapter,
-    save_checkpoint,
-    versions,
-)
+from forage.policy.adapters import adapter_path, newest_adapter, publish_adapter, versions
+from forage.policy.checkpoint import load_checkpoint, save_checkpoint
 from forage.rollout.plans import Plan, Played
 from forage.runs.stats import read_evaluations, read_stats, write_evaluations, write_stats
 from tests.factories import EPISODE, STATS

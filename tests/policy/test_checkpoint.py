@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from forage.errors import UserError
-from forage.policy.adapters import checkpoints, load_checkpoint, save_checkpoint
+from forage.policy.checkpoint import checkpoints, load_checkpoint, save_checkpoint
 
 
 def made(size=3):

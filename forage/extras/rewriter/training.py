@@ -24,7 +24,7 @@ from forage.extras.rewriter.rewards import Episode, Scorer
 from forage.extras.rewriter.trl_backend import train_trl
 from forage.files import write_jsonl
 from forage.manifest import plain
-from forage.policy.adapters import load_checkpoint, save_checkpoint
+from forage.policy.checkpoint import load_checkpoint, save_checkpoint
 from forage.processes import gathered, is_first, rank, world
 from forage.runs import trackers
 from forage.runs.plots import STYLE, draw_panel, save_figure

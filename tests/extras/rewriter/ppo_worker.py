@@ -10,7 +10,7 @@ from forage.extras.rewriter.actors import with_padding
 from forage.extras.rewriter.options import ActorOptions, PPOOptions
 from forage.extras.rewriter.ppo import Training, make_optimizer
 from forage.extras.rewriter.trl_backend import train_trl
-from forage.policy.adapters import trained_tensors
+from forage.policy.checkpoint import trained_tensors
 from forage.processes import join_processes, leave_processes, rank, world
 from tests.tiny_rewriter import batches_of, tiny_actors, tiny_rows
 
