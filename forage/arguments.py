@@ -118,7 +118,8 @@ def _add(parser: ArgumentParser, flag: Flag) -> None:
         return
     several = get_origin(hint) in (tuple, Mapping)
     item = get_args(hint)[0] if several else hint
-    kind: dict[str, Any] = {"type": _one_of(get_args(item)) if get_origin(item) is Literal else item}
+    choices, own = _choices(item)
+    kind: dict[str, Any] = {"type": _one_of(choices, own=own) if choices else item}
     kind |= {"nargs": "*"} if several else {}
     if flag.name.startswith("--"):
         parser.add_argument(flag.name, dest=flag.field, **kind)
@@ -127,10 +128,20 @@ def _add(parser: ArgumentParser, flag: Flag) -> None:
         parser.add_argument(flag.field, **{"nargs": "?", "default": None} | kind)
 
 
-def _one_of(choices: Sequence[str]) -> Callable[[str], str]:
+def _choices(hint: Any) -> tuple[Sequence[str], bool]:
+    """What an option chooses from, and whether module:name is a choice too.
+
+    Example: Literal["clip", "gspo"] | str gives (("clip", "gspo"), True), and int gives ((), False).
+    """
+    parts = get_args(hint) if str in get_args(hint) else [hint]
+    named = next((part for part in parts if get_origin(part) is Literal), None)
+    return get_args(named), len(parts) > 1
+
+
+def _one_of(choices: Sequence[str], *, own: bool) -> Callable[[str], str]:
     def read(text: str) -> str:
-        if text not in choices:
-            raise ArgumentTypeError(f"{text} is none of {', '.join(choices)}")
+        if text not in choices and not (own and ":" in text):
+            raise ArgumentTypeError(f"{text} is none of {', '.join(choices)}{', module:name' * own}")
         return text
 
     return read
@@ -227,8 +238,9 @@ def _without_none(hint: Any) -> Any:
 def _metavar(hint: Any) -> str:
     """Example: INT for int | None, sparse|dense for Literal["sparse", "dense"], INT ... for tuple[int, ...]."""
     hint = _without_none(hint)
-    if get_origin(hint) is Literal:
-        return "|".join(map(str, get_args(hint)))
+    choices, own = _choices(hint)
+    if choices:
+        return "|".join([*choices, "MODULE:NAME"][: len(choices) + own])
     if get_origin(hint) in (tuple, Mapping):
         return f"{_metavar(get_args(hint)[0])} ..."
     return "" if hint is bool else str(hint.__name__).upper()
@@ -288,18 +300,18 @@ def _entry(left: str, text: str, default: str) -> str:
     return f"{left}\n{right}" if len(left) > 28 else f"{left:30}{right[30:]}"
 
 
-# Classes
+# What users bring
 
 
-def users_class(option: str, name: str) -> Any:
-    """The class that module:Class names, its module in the current folder or installed."""
-    module_name, _, class_name = name.partition(":")
-    if not (module_name and class_name):
-        raise UserError(f"{option} {name} is no name of a class; give it as module:Class")
+def imported(option: str, name: str) -> Any:
+    """The class or function that module:name names, its module in the current folder or installed."""
+    module_name, _, attribute = name.partition(":")
+    if not (module_name and attribute):
+        raise UserError(f"{option} {name} is no name of a class or a function; give it as module:name")
     if "" not in sys.path:  # find modules in the current folder, as `python -m` does
         sys.path.insert(0, "")
     try:
-        return getattr(importlib.import_module(module_name), class_name)
+        return getattr(importlib.import_module(module_name), attribute)
     except Exception as error:  # a user's module may raise anything; it is reported, not hidden
         raise UserError(f"{option} {name} can't be loaded: {type(error).__name__}: {first_line(error)}") from error
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
 
 from forage.arguments import TRUST, fixed
 from forage.errors import UserError
+from forage.policy.card import PolicyCard
 
 
 class EngineError(Exception):
@@ -70,6 +72,20 @@ class Sample:
     """Address of the server that sampled them, if one did."""
 
 
+@dataclass(frozen=True)
+class Job:
+    """What an engine is opened for."""
+
+    card: PolicyCard
+    """The policy whose base samples."""
+    slots: int
+    """Episodes that are played at once."""
+    tokens: int
+    """Most tokens of an episode."""
+    sleeps: bool = False
+    """Whether the caller lets the engine sleep between what it plays."""
+
+
 class Engine:
     """Samples for many callers at once: each awaits its own request, and the engine batches what is waiting.
 
@@ -80,6 +96,12 @@ class Engine:
     """Name of the adapter in use; 'base' without one."""
     exact = True
     """Equal seeds give bit-equal samples. Such an engine runs in this thread, so searches may, too."""
+
+    @classmethod
+    @asynccontextmanager
+    async def open(cls, options: EngineOptions, job: Job) -> AsyncIterator[Engine]:
+        """An engine for this job, which is closed when that is over. Override it where it needs a model or a server."""
+        yield cls()
 
     async def generate(self, request: Request) -> Sample:
         raise NotImplementedError
@@ -102,9 +124,9 @@ class Engine:
 class EngineOptions:
     """The sampling engine."""
 
-    engine: Literal["auto", "vllm", "local"] = "auto"
+    engine: Annotated[Literal["auto", "vllm", "local"] | str, TRUST] = "auto"
     """Sample from vLLM servers (vllm) or in this process (local). auto: from the servers if one answers, else in this
-    process."""
+    process. module:name: by a subclass of forage.engines.base.Engine."""
     urls: Annotated[tuple[str, ...], TRUST] = ("http://127.0.0.1:8100",)
     """Addresses of the vLLM servers. All episodes of a question go to the same one."""
     api_key: str = fixed("")

@@ -17,7 +17,8 @@ from __future__ import annotations
 import asyncio
 import math
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -31,11 +32,12 @@ from torch.utils.hooks import RemovableHandle
 from transformers import AttentionInterface
 from transformers.cache_utils import Cache
 
-from forage.engines.base import Engine, EngineError, Request, Sample
+from forage.engines.base import Engine, EngineError, EngineOptions, Job, Request, Sample
 from forage.errors import UserError, first_line
 from forage.policy.logprobs import decoder_and_head, unsharable
 from forage.policy.lora import adding, find_changes
 from forage.policy.packing import common_start
+from forage.policy.policy import load_base
 from forage.policy.precision import fp32_logits
 
 # Keys and values of many sequences of different lengths, each in its own slot, and attention over them.
@@ -221,6 +223,9 @@ def check_attention(model: Any) -> None:
 
 # The engine
 
+SLOTS = 64  # most sequences at a time
+LOGIT_BYTES = 28  # of each token that may come next, while one is drawn: logits, sorted or summed in wider types
+
 KEYS_STEP = 64  # divides GROW, so that the slots are as long
 LAST, GUESSES = 3, 3  # tokens that must have stood there before, and tokens that are then guessed
 START_TOKENS = 2048  # of the requests that start in one pass; more would gain nothing and take memory
@@ -288,7 +293,7 @@ class LocalEngine(Engine):
     Left open, that is so on a GPU, where an update may need the room.
     """
 
-    def __init__(self, model: Any, slots: int = 64, *, frees: bool | None = None) -> None:
+    def __init__(self, model: Any, slots: int = SLOTS, *, frees: bool | None = None) -> None:
         check_attention(model)
         self.model = model.eval().requires_grad_(False)
         self.model.set_attn_implementation(ATTENTION)
@@ -300,6 +305,16 @@ class LocalEngine(Engine):
         self._waiting: list[tuple[Request, asyncio.Future[Sample]]] = []
         self._runner: asyncio.Task[None] | None = None
         self._clock = 0
+
+    @classmethod
+    @asynccontextmanager
+    async def open(cls, options: EngineOptions, job: Job) -> AsyncIterator[LocalEngine]:
+        """With at most 64 sequences at a time. On a GPU a 4-bit base needs no room in 16 bits; elsewhere it is unpacked
+        first, which samples faster.
+        """
+        on_gpu = torch.cuda.is_available()
+        base, slots = load_base(job.card, dequantize=not on_gpu), min(SLOTS, job.slots)
+        yield cls(base, slots_within(base, slots, job.tokens) if on_gpu else slots)
 
     # Adapters
 
@@ -584,3 +599,23 @@ def first_above(sums_SV: Tensor, probabilities_SV: Tensor, draws_S: Tensor) -> T
     """The same where sums fall now and then: a GPU adds in parallel, so they are rounded in different orders."""
     sums_SV = sums_SV.masked_fill(probabilities_SV == 0, 0)
     return (sums_SV > (draws_S.double() * sums_SV.amax(-1))[:, None]).int().argmax(-1)
+
+
+def slots_within(base: Any, wanted: int, longest: int) -> int:
+    """How many of the `wanted` sequences a GPU can sample at once, beside the base that is loaded.
+
+    Each takes its keys and values, and its logits. A tenth of the GPU stays for the adapter and for reading prompts.
+    """
+    torch.cuda.empty_cache()  # what an update has left to this process counts as free
+    free, total = torch.cuda.mem_get_info()
+    token = 2 * math.prod(SlotCache(base.config, 1).shape) * base.dtype.itemsize
+    room = free - total // 10
+    slots: int = min(wanted, room // (token * (longest + GROW) + LOGIT_BYTES * base.config.vocab_size))
+    there = f"{room / 2**30:.1f} GiB that are free of this GPU"
+    if slots < 1:
+        raise UserError(
+            f"not even one sequence of {longest} tokens can be sampled in the {there}; lower --max-tokens, or start a "
+            "vLLM server"
+        )
+    print(f"engine: {slots} of {wanted} sequences of {longest} tokens at once, in the {there}", flush=True)
+    return slots

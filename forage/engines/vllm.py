@@ -16,14 +16,15 @@ import contextlib
 import random
 import time
 import zlib
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import httpx
 
-from forage.engines.base import Engine, EngineError, EngineOptions, Request, Sample
+from forage.engines.base import Engine, EngineError, EngineOptions, Job, Request, Sample
 from forage.engines.completion import RETRIED, UnreadyError, body_of, choice_of, message_of, read_sample
 from forage.engines.server_checks import (
     COLD,
@@ -39,6 +40,7 @@ from forage.engines.server_checks import (
 from forage.errors import UserError
 from forage.heartbeat import beat
 from forage.policy.adapters import changes_tokens, weights_digest
+from forage.policy.policy import vocabulary_of
 from forage.text import from_json, say, without_passwords
 
 SLEEP = "/sleep?level=1&mode=wait"  # wait: what is being sampled is finished first
@@ -84,6 +86,13 @@ class VLLMEngine(Engine):
         except (httpx.InvalidURL, ValueError) as error:
             raise UserError(f"--urls {' '.join(options.urls)}: {error}; give addresses as http://HOST:PORT") from error
         self._loading = asyncio.Lock()
+
+    @classmethod
+    @asynccontextmanager
+    async def open(cls, options: EngineOptions, job: Job) -> AsyncIterator[VLLMEngine]:
+        wanted = Wanted(job.card, vocabulary_of(job.card), job.tokens)
+        async with cls(options, wanted, sleeps=job.sleeps) as engine:
+            yield engine
 
     async def __aenter__(self) -> VLLMEngine:
         """Wait until every server answers; refuse servers of different models, and those that the probe refuses."""

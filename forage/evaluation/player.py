@@ -19,7 +19,7 @@ from forage.agent.protocol import Protocol
 from forage.agent.searcher import searching
 from forage.agent.tools import functions_for
 from forage.data.records import Question
-from forage.engines.base import Engine, EngineError
+from forage.engines.base import Engine, EngineError, Job
 from forage.engines.choice import open_engine, settled
 from forage.errors import UserError
 from forage.evaluation.options import EvaluationOptions, Systems, read_system
@@ -60,7 +60,7 @@ async def play_policy(
 ) -> None:
     options = setting.options
     protocol = Protocol.playing(load_tokenizer(policy.card), setting.agent)
-    async with open_engine(options.engine, policy.card, options.concurrency, setting.agent.max_tokens) as engine:
+    async with open_engine(options.engine, Job(policy.card, options.concurrency, setting.agent.max_tokens)) as engine:
         agree_on(options.output_dir, ways_of(policy, protocol, engine))
         await load_adapter(engine, policy)
         search = BatchedSearch(searching(setting.store, setting.agent), in_line=engine.exact)

@@ -29,15 +29,16 @@ minus their group's mean, as in its paper.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from forage.arguments import imported
 from forage.errors import UserError
-from forage.grpo.options import AdvantageMethod, LossOptions
+from forage.grpo.options import LossOptions
 from forage.policy.packing import TokenBatch, Tokens
 
 # Added to a deviation before dividing by it, as in TRL: rewards that differ by rounding alone must not become
@@ -67,9 +68,7 @@ def count_totals(episodes: Sequence[Tokens], keep_N: Sequence[float] | Tensor | 
 # Advantages
 
 
-def advantages(
-    rewards_N: Sequence[float] | Tensor, groups_N: Sequence[Hashable], method: AdvantageMethod = "grpo"
-) -> Tensor:
+def advantages(rewards_N: Sequence[float] | Tensor, groups_N: Sequence[Hashable], method: str = "grpo") -> Tensor:
     """(N,) float64: how much better each episode is than the others of its group (of the same question).
 
     Rewards 0, 0, 1 and 1 in one group:
@@ -84,28 +83,68 @@ def advantages(
                  easy question would look like a good episode
     best         0, 0, 1, 0: 1 for the first of the best and 0 for all others, so that a step imitates the best samples
                  and learns nothing from the rest: RAFT, https://arxiv.org/abs/2304.06767, or expert iteration
+    module:name  a function of your own, as those of ADVANTAGES
 
     A group whose rewards are all equal, such as a group of one, gives exactly 0, whatever rounding does to its mean.
     """
     rewards_N = torch.as_tensor(rewards_N, dtype=torch.float64)
     group_N, _, flat_G = _by_group(rewards_N, groups_N)
-    sizes_G = _sum_by(torch.ones_like(rewards_N), group_N, len(flat_G))
-    means_G = _sum_by(rewards_N, group_N, len(flat_G)) / sizes_G
-    differences_N = torch.where(flat_G[group_N], 0.0, rewards_N - means_G[group_N])
-    if method == "best":
-        return _first_best(differences_N, group_N) * ~flat_G[group_N]
-    if method == "dr_grpo":
-        return differences_N
-    others_G = (sizes_G - 1).clamp(min=1)  # a group of one is flat: its difference is 0, whatever the divisor
-    if method == "rloo":
-        return differences_N * (sizes_G / others_G)[group_N]
-    if method == "grpo":
-        deviations_G = (_sum_by(differences_N**2, group_N, len(flat_G)) / others_G).sqrt()
-        return differences_N / (deviations_G + DEVIATION_FLOOR)[group_N]
-    if method == "reinforce++":
-        deviation = (differences_N.square().sum() / max(len(differences_N) - 1, 1)).sqrt()
-        return differences_N / (deviation + DEVIATION_FLOOR)
-    raise UserError(f"unknown advantage {method!r}; choose grpo, dr_grpo, rloo, reinforce++ or best")
+    groups = Groups(group_N, _sum_by(torch.ones_like(rewards_N), group_N, len(flat_G)))
+    differences_N = rewards_N - groups.means(rewards_N)
+    compare = ADVANTAGES.get(method) or imported("--advantage", method)
+    return torch.where(flat_G[group_N], 0.0, compare(torch.where(flat_G[group_N], 0.0, differences_N), groups))
+
+
+class Groups(NamedTuple):
+    """Which episodes belong together."""
+
+    number_N: Tensor
+    """Each episode's group, counted from 0."""
+    sizes_G: Tensor
+
+    def means(self, values_N: Tensor) -> Tensor:
+        """(N,) at each episode, the mean of its group."""
+        return (_sum_by(values_N, self.number_N, len(self.sizes_G)) / self.sizes_G)[self.number_N]
+
+    def per_other(self, values_N: Tensor) -> Tensor:
+        """(N,) at each episode, the sum over its group divided by the number of the others in it, at least 1."""
+        others_G = (self.sizes_G - 1).clamp(min=1)
+        return (_sum_by(values_N, self.number_N, len(self.sizes_G)) / others_G)[self.number_N]
+
+
+def by_deviation(differences_N: Tensor, groups: Groups) -> Tensor:
+    return differences_N / (groups.per_other(differences_N**2).sqrt() + DEVIATION_FLOOR)
+
+
+def by_difference(differences_N: Tensor, groups: Groups) -> Tensor:
+    return differences_N
+
+
+def by_others(differences_N: Tensor, groups: Groups) -> Tensor:
+    return differences_N * groups.per_other(torch.ones_like(differences_N))
+
+
+def by_batch_deviation(differences_N: Tensor, groups: Groups) -> Tensor:
+    deviation = (differences_N.square().sum() / max(len(differences_N) - 1, 1)).sqrt()
+    return differences_N / (deviation + DEVIATION_FLOOR)
+
+
+def first_best(differences_N: Tensor, groups: Groups) -> Tensor:
+    chosen_N = torch.zeros_like(differences_N)
+    for group in range(len(groups.sizes_G)):
+        members = (groups.number_N == group).nonzero()[:, 0]
+        chosen_N[members[differences_N[members].argmax()]] = 1.0
+    return chosen_N
+
+
+# Each turns the episodes' rewards minus their group's mean into advantages. What it makes of a flat group isn't used.
+ADVANTAGES: dict[str, Callable[[Tensor, Groups], Tensor]] = {
+    "grpo": by_deviation,
+    "dr_grpo": by_difference,
+    "rloo": by_others,
+    "reinforce++": by_batch_deviation,
+    "best": first_best,
+}
 
 
 def flat_groups(rewards_N: Sequence[float] | Tensor, groups_N: Sequence[Hashable]) -> set[Hashable]:
@@ -142,15 +181,6 @@ def overlong_penalty(lengths_N: Sequence[int] | Tensor, limit: int, margin: int)
         raise UserError(f"the overlong margin of {margin} tokens must be at least 1 and at most the limit of {limit}")
     lengths_N = torch.as_tensor(lengths_N, dtype=torch.float64)
     return ((limit - margin - lengths_N) / margin).clamp(-1.0, 0.0)
-
-
-def _first_best(rewards_N: Tensor, group_N: Tensor) -> Tensor:
-    """(N,) 1 for each group's first highest, 0 elsewhere."""
-    chosen_N = torch.zeros_like(rewards_N)
-    for group in set(group_N.tolist()):
-        members = (group_N == group).nonzero()[:, 0]
-        chosen_N[members[rewards_N[members].argmax()]] = 1.0
-    return chosen_N
 
 
 def _by_group(rewards_N: Tensor, groups_N: Sequence[Hashable]) -> tuple[Tensor, list[Hashable], Tensor]:
@@ -194,15 +224,10 @@ class LossTerms:
     """True where a token counts."""
     weights_BT: Tensor
     """Each token's weight in the loss of the whole update; 0 where it does not count."""
-    policy_BT: Tensor
-    """The policy's term, corrected for the sampler."""
-    ratio_BT: Tensor
-    """Trained policy over the one at the start of the step; gspo: the episode's."""
+    policy: PolicyTerms
+    """The policy's terms, corrected for the sampler."""
     token_ratio_BT: Tensor
-    """The same, always the token's."""
-    clipped_low_BT: Tensor
-    """True where the lower bound of the ratio took effect."""
-    clipped_high_BT: Tensor
+    """Trained policy over the one at the start of the step, whatever ratio the loss clips."""
     corrected_BT: Tensor
     """True where the sampler's correction met its cap."""
     mismatch_BT: Tensor
@@ -225,25 +250,88 @@ def loss_terms(scored: ScoredBatch, options: LossOptions, totals: Totals) -> Los
     if scored.credits_BT is not None:
         advantages_BT = advantages_BT + _where(mask_BT, scored.credits_BT)
 
-    token_ratio_BT = _exp(logprobs_BT - old_BT)
-    ratio_BT = token_ratio_BT
-    if options.loss == "gspo":
-        ratio_BT = _sequence_ratio(logprobs_BT, old_BT, sequence_BT, lengths_N)
+    tokens = LossTokens(logprobs_BT, old_BT, advantages_BT, sequence_BT, lengths_N)
+    policy = (LOSSES.get(options.loss) or imported("--loss", options.loss))(tokens, options)
     correction_BT, corrected_BT = _correction(mismatch_BT, sequence_BT, count, options)
-    low_BT, high_BT = _clipped(ratio_BT, advantages_BT, options)
     reference_BT = scored.reference_BT
     return LossTerms(
         mask_BT,
         weights_BT=_token_weights(mask_BT, lengths_N[sequence_BT], options, totals),
-        policy_BT=_policy_terms(logprobs_BT, ratio_BT, advantages_BT, options) * correction_BT,
-        ratio_BT=ratio_BT,
-        token_ratio_BT=token_ratio_BT,
-        clipped_low_BT=low_BT,
-        clipped_high_BT=high_BT,
+        policy=policy._replace(terms_BT=policy.terms_BT * correction_BT),
+        token_ratio_BT=tokens.ratio_BT(),
         corrected_BT=corrected_BT,
         mismatch_BT=mismatch_BT,
         kl_BT=None if reference_BT is None else _k3(_where(mask_BT, reference_BT) - logprobs_BT),
         entropy_BT=scored.entropy_BT,
+    )
+
+
+class LossTokens(NamedTuple):
+    """The tokens of a micro-batch, as a loss sees them; all is 0 where no token counts."""
+
+    logprobs_BT: Tensor
+    """Log-probabilities by the policy in training, with their gradient."""
+    old_BT: Tensor
+    """The same at the start of the step."""
+    advantages_BT: Tensor
+    sequence_BT: Tensor
+    """Each token's episode, counted from 0."""
+    lengths_N: Tensor
+    """Sampled tokens of each episode."""
+
+    def ratio_BT(self) -> Tensor:
+        """The policy in training over the one at the start of the step."""
+        return _exp(self.logprobs_BT - self.old_BT)
+
+    def episode_ratio_BT(self) -> Tensor:
+        """At every token, its episode's ratio: the geometric mean of the tokens', https://arxiv.org/abs/2507.18071.
+
+        The value is the episode's, the gradient the token's own (the paper's GSPO-token). Summed over an episode, they
+        give the gradient of the ratio times the episode's length; but a weight that varies by token stays with its
+        token.
+        """
+        logs_BT = self.logprobs_BT
+        with torch.no_grad():
+            sums_N = _sum_by(logs_BT - self.old_BT, self.sequence_BT, len(self.lengths_N))
+        means_N = sums_N / self.lengths_N.clamp(min=1)
+        return _exp(means_N)[self.sequence_BT] * torch.exp(logs_BT - logs_BT.detach())
+
+
+class PolicyTerms(NamedTuple):
+    """What a loss makes of each token."""
+
+    terms_BT: Tensor
+    """Its term of the loss."""
+    ratio_BT: Tensor
+    """The ratio that was clipped."""
+    clipped_low_BT: Tensor
+    """True where the lower bound of the ratio took effect; only counted, as the next."""
+    clipped_high_BT: Tensor
+
+
+def clip(tokens: LossTokens, options: LossOptions) -> PolicyTerms:
+    return _clipped(tokens.ratio_BT(), tokens.advantages_BT, options)
+
+
+def gspo(tokens: LossTokens, options: LossOptions) -> PolicyTerms:
+    return _clipped(tokens.episode_ratio_BT(), tokens.advantages_BT, options)
+
+
+def cispo(tokens: LossTokens, options: LossOptions) -> PolicyTerms:
+    low, high, ratio_BT = 1 - options.clip_low, 1 + options.clip_high, tokens.ratio_BT()
+    terms_BT = -ratio_BT.clamp(low, high).detach() * tokens.advantages_BT * tokens.logprobs_BT
+    return PolicyTerms(terms_BT, ratio_BT, ratio_BT < low, ratio_BT > high)
+
+
+LOSSES: dict[str, Callable[[LossTokens, LossOptions], PolicyTerms]] = {"clip": clip, "gspo": gspo, "cispo": cispo}
+
+
+def _clipped(ratio_BT: Tensor, advantages_BT: Tensor, options: LossOptions) -> PolicyTerms:
+    """The smaller of the clipped and the unclipped gain: clipping may withhold a gain, never a loss."""
+    low, high = 1 - options.clip_low, 1 + options.clip_high
+    terms_BT = -torch.minimum(ratio_BT * advantages_BT, ratio_BT.clamp(low, high) * advantages_BT)
+    return PolicyTerms(
+        terms_BT, ratio_BT, (ratio_BT < low) & (advantages_BT < 0), (ratio_BT > high) & (advantages_BT > 0)
     )
 
 
@@ -257,7 +345,7 @@ def policy_loss(terms: LossTerms, options: LossOptions) -> Tensor:
     Example: one episode of 2 tokens with advantage 1, all log-probabilities equal: every ratio is 1, the loss is -1 and
     its gradient with respect to each log-probability is -1/2.
     """
-    loss = (terms.policy_BT * terms.weights_BT).sum()
+    loss = (terms.policy.terms_BT * terms.weights_BT).sum()
     if options.beta == 0:
         return loss
     if terms.kl_BT is None:
@@ -269,17 +357,17 @@ def policy_loss(terms: LossTerms, options: LossOptions) -> Tensor:
 @torch.no_grad()
 def loss_sums(terms: LossTerms) -> dict[str, Tensor]:
     """A micro-batch's sums; `add_stats` adds them up and `summary` turns them into means."""
-    mask_BT, ratio_BT = terms.mask_BT, terms.ratio_BT
+    mask_BT, policy = terms.mask_BT, terms.policy
     values = {
-        "clip_low": terms.clipped_low_BT, "clip_high": terms.clipped_high_BT, "ratio": ratio_BT,
+        "clip_low": policy.clipped_low_BT, "clip_high": policy.clipped_high_BT, "ratio": policy.ratio_BT,
         "corrected": terms.corrected_BT, "kl": terms.kl_BT, "entropy": terms.entropy_BT,
         "mismatch_kl": _k3(terms.mismatch_BT), "mismatch_abs": terms.mismatch_BT.abs(), "tokens": mask_BT,
     }  # fmt: skip
     sums = {name: _where(mask_BT, values_BT).sum() for name, values_BT in values.items() if values_BT is not None}
     return sums | {
-        "policy_loss": (terms.policy_BT * terms.weights_BT).sum(),
-        "ratio_max": ratio_BT.masked_fill(~mask_BT, -torch.inf).amax(),
-        "ratio_min": ratio_BT.masked_fill(~mask_BT, torch.inf).amin(),
+        "policy_loss": (terms.policy.terms_BT * terms.weights_BT).sum(),
+        "ratio_max": policy.ratio_BT.masked_fill(~mask_BT, -torch.inf).amax(),
+        "ratio_min": policy.ratio_BT.masked_fill(~mask_BT, torch.inf).amin(),
     }
 
 
@@ -334,36 +422,6 @@ def _token_weights(mask_BT: Tensor, lengths_BT: Tensor, options: LossOptions, to
     if options.aggregation == "sequence":
         return mask_BT.float() / lengths_BT.clamp(min=1) / max(totals.episodes, 1)
     return mask_BT.float() / (max(totals.episodes, 1) * options.constant_length)
-
-
-def _sequence_ratio(logprobs_BT: Tensor, old_BT: Tensor, sequence_BT: Tensor, lengths_N: Tensor) -> Tensor:
-    """At every token, its episode's ratio: the geometric mean of the tokens' ratios, https://arxiv.org/abs/2507.18071.
-
-    The value is the episode's, the gradient the token's own (the paper's GSPO-token). Summed over an episode, they give
-    the gradient of the ratio times the episode's length; but a weight that varies by token stays with its token.
-    """
-    with torch.no_grad():
-        means_N = _sum_by(logprobs_BT - old_BT, sequence_BT, len(lengths_N)) / lengths_N.clamp(min=1)
-    return _exp(means_N)[sequence_BT] * torch.exp(logprobs_BT - logprobs_BT.detach())
-
-
-def _policy_terms(logprobs_BT: Tensor, ratio_BT: Tensor, advantages_BT: Tensor, options: LossOptions) -> Tensor:
-    """Each token's loss: a loss of your own goes here, and what it clips into `_clipped`, which only counts."""
-    clipped_BT = ratio_BT.clamp(1 - options.clip_low, 1 + options.clip_high)
-    if options.loss == "cispo":
-        return -clipped_BT.detach() * advantages_BT * logprobs_BT
-    if options.loss not in ("clip", "gspo"):
-        raise UserError(f"unknown loss {options.loss!r}; choose clip, gspo or cispo")
-    # The smaller of the two: clipping may withhold a gain, never a loss.
-    return -torch.minimum(ratio_BT * advantages_BT, clipped_BT * advantages_BT)
-
-
-def _clipped(ratio_BT: Tensor, advantages_BT: Tensor, options: LossOptions) -> tuple[Tensor, Tensor]:
-    """Where the lower and the upper bound took effect."""
-    low_BT, high_BT = ratio_BT < 1 - options.clip_low, ratio_BT > 1 + options.clip_high
-    if options.loss == "cispo":
-        return low_BT, high_BT
-    return low_BT & (advantages_BT < 0), high_BT & (advantages_BT > 0)
 
 
 def _correction(log_BT: Tensor, sequence_BT: Tensor, count: int, options: LossOptions) -> tuple[Tensor, Tensor]:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from forage.agent.options import Credit
 from forage.agent.rewards import Method
-from forage.arguments import fixed
+from forage.arguments import TRUST, fixed
 from forage.errors import UserError, check_at_least_one
 from forage.files import check_apart
 from forage.optimizer import MemoryOptions, OptimizerOptions
@@ -16,17 +16,18 @@ from forage.processes import Offload, Sharding, check_sharding, world
 from forage.rollout.options import RolloutOptions
 from forage.runs.trackers import Choice
 
-AdvantageMethod = Literal["grpo", "dr_grpo", "rloo", "reinforce++", "best"]
+LossName = Annotated[Literal["clip", "gspo", "cispo"] | str, TRUST]  # keys of LOSSES, or module:name
+AdvantageName = Annotated[Literal["grpo", "dr_grpo", "rloo", "reinforce++", "best"] | str, TRUST]  # of ADVANTAGES
 
 
 @dataclass(frozen=True)
 class LossOptions:
     """The loss."""
 
-    loss: Literal["clip", "gspo", "cispo"] = "clip"
+    loss: LossName = "clip"
     """clip: PPO's clipped ratio per token, as in GRPO (arXiv 2402.03300). gspo: one ratio per episode, the geometric
     mean of its tokens' ratios (2507.18071). cispo: weight each token's log-probability by the clipped ratio, so that no
-    token loses its gradient (2506.13585)."""
+    token loses its gradient (2506.13585). module:name: a function of your own, as those of forage/grpo/losses.py."""
     clip_low: float = 0.2
     """Clip the ratio below 1 minus this. Usual with gspo: 3e-4; with cispo: 1, no lower bound."""
     clip_high: float = 0.2
@@ -74,10 +75,10 @@ class UpdateOptions:
     """How an episode's rewards are combined into one (forage/agent/rewards.py): their mean (uniform), a mean
     weighted by how much each varies (std) or how much they vary together (pca), or their length as a vector (l2).
     "overall" in plots and evaluations is always the mean."""
-    advantage: AdvantageMethod = "grpo"
+    advantage: AdvantageName = "grpo"
     """How a group's rewards become advantages. grpo: minus the group's mean, divided by its deviation. dr_grpo: minus
     the mean. rloo: minus the mean of the others. reinforce++: minus the mean, divided by the batch's deviation. best: 1
-    for the best episode and 0 for the others, to imitate the best (expert iteration)."""
+    for the best episode and 0 for the others, to imitate the best (expert iteration). module:name: your own."""
     learn_from: int = 0
     """Train only on the N episodes of each group whose rewards vary most (PODS, 2504.13818). This pays if updates cost
     more than playing. 0: train on all."""

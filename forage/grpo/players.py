@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import shutil
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,8 +20,8 @@ from forage.grpo.learner import Learner
 from forage.grpo.options import TrainOptions
 from forage.heartbeat import beat
 from forage.rollout.agreement import check_opened, read_run
-from forage.rollout.plans import TRAINER, Plan, Played
-from forage.rollout.rollout import Rollout, load_newest, open_rollout, play_plan
+from forage.rollout.plans import Plan, Played
+from forage.rollout.rollout import Rollout, open_rollout, play_alone
 from forage.runs.stats import Phases
 
 
@@ -107,14 +106,7 @@ class OwnPlay(Play):
                 self.runner.run(self.rollout.engine.wake())
 
     def play(self, plan: Plan, phases: Phases) -> list[Episode]:
-        played = Played(self.run_dir, plan)
-        if played.missing():
-            if self.rollout.engine.exact:  # half a plan would be sampled in different batches, so rounded differently
-                shutil.rmtree(played.folder, ignore_errors=True)
-                played = Played(self.run_dir, plan)
-            self.runner.run(load_newest(self.rollout, self.run_dir))
-            self.runner.run(play_plan(self.rollout, self.run_dir, plan, TRAINER))
-        return self.handed_on(played.episodes())
+        return self.handed_on(self.runner.run(play_alone(self.rollout, self.run_dir, plan)))
 
     def sleep(self, phases: Phases) -> None:
         if self.sleeps:

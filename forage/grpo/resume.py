@@ -20,6 +20,7 @@ from safetensors import SafetensorError
 from forage.agent.episode import Episode, compress, episode_files, read_episodes
 from forage.agent.options import AgentSettings
 from forage.agent.rewards import MakeRewards
+from forage.arguments import imported
 from forage.data.records import read_answerable
 from forage.data.splits import in_rounds, read_training_questions
 from forage.errors import UserError, first_line
@@ -137,7 +138,9 @@ def agree_on_run(options: TrainOptions, settings: AgentSettings, make_rewards: M
     known = read_run(run_dir)
     if known is None and any((run_dir / part).exists() for part in ("adapters", "state")):
         raise UserError(f"{run_dir} holds a run but no {RUN_FILE}; put that back, or give another --run-dir")
-    now = manifest_now(options.rollout, settings, make_rewards, run_dir, known, options)
+    named = {"--loss": options.update.loss.loss, "--advantage": options.update.advantage}
+    own = [imported(option, name) for option, name in named.items() if ":" in name]  # fails before anything is loaded
+    now = manifest_now(options.rollout, settings, make_rewards, run_dir, known, options, own)
     if known:
         words = contradictions({"options": now.options}, {"options": known.options}, FREE_PARTS)
         words += disagreements(known, now)

@@ -60,9 +60,12 @@ class RunManifest:
 
 def manifest_now(
     options: RolloutOptions, settings: AgentSettings, make_rewards: MakeRewards, run_dir: Path,
-    known: RunManifest | None, all_options: Any = None,
+    known: RunManifest | None, all_options: Any = None, own: Sequence[Any] = (),
 ) -> RunManifest:  # fmt: skip
-    """The manifest of a run with these options, as things are now. What is chosen only once is taken from `known`."""
+    """The manifest of a run with these options, as things are now. What is chosen only once is taken from `known`.
+
+    `own`: what else of the user's code the run is made of.
+    """
     store, fingerprint = card_at(options.place, options.data)
     embedder = open_embedder(store, known.embedder if known else "")
     # Only their names and sources are read here, so this searcher is never asked.
@@ -76,7 +79,7 @@ def manifest_now(
         # A reward more or less than in the run is told first, by its name.
         {} if known and known.rewards.keys() != functions.keys() else weights_by_name(functions, options.weights),
         {name: made_of(tool) for name, tool in tools.items()},
-        plain(all_options) if all_options else {}, code_of(*functions.values(), *tools.values()),
+        plain(all_options) if all_options else {}, code_of(*functions.values(), *tools.values(), *own),
     )  # fmt: skip
 
 

@@ -62,6 +62,14 @@ class Plan:
         flat = sum(name in groups and is_flat([e.reward for e in groups[name]]) for name in asked) if self.spare else 0
         return (*self.questions, *self.spare[:flat])
 
+    def missing(self, groups: Mapping[str, Sequence[Episode]]) -> list[str]:
+        """Questions that are still to be played."""
+        return [name for name in self.wanted(groups) if name not in groups]
+
+    def gathered(self, groups: Mapping[str, Sequence[Episode]]) -> list[Episode]:
+        """All episodes of a plan that is played, in an order that does not depend on who played what when."""
+        return [episode for name in self.wanted(groups) for episode in groups[name]]
+
 
 def is_flat(rewards: Sequence[float]) -> bool:
     """Whether a group's rewards are equal up to rounding, so that comparing its episodes teaches nothing.
@@ -177,26 +185,12 @@ class Played:
 
     def missing(self) -> list[str]:
         """Questions that are still to be played."""
-        groups = self.groups()
-        return [name for name in self.plan.wanted(groups) if name not in groups]
+        return self.plan.missing(self.groups())
 
     def gathered(self) -> list[Episode] | None:
-        """All episodes of the plan, in an order that does not depend on who played what when; None until all are there.
-
-        They are those of a single look: what the next one finds may be more.
-        """
+        """All episodes of the plan, as a single look finds them; None until all are there."""
         groups = self.groups()
-        wanted = self.plan.wanted(groups)
-        if any(name not in groups for name in wanted):
-            return None
-        return [episode for name in wanted for episode in groups[name]]
-
-    def episodes(self) -> list[Episode]:
-        """All episodes of a plan that is played."""
-        gathered = self.gathered()
-        if gathered is None:
-            raise UserError(f"{self.folder} lacks episodes that were there; re-run the same command to play them again")
-        return gathered
+        return None if self.plan.missing(groups) else self.plan.gathered(groups)
 
 
 # Claims: several workers share a step's questions through files alone, and no question is played twice.

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import shutil
 import time
 from asyncio import FIRST_COMPLETED as FIRST
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
@@ -37,7 +38,7 @@ from forage.agent.searcher import Searcher, searching
 from forage.agent.tools import functions_for, own_agent
 from forage.data.records import Question, read_answerable
 from forage.data.splits import read_training_questions
-from forage.engines.base import Engine
+from forage.engines.base import Engine, Job
 from forage.engines.choice import open_engine
 from forage.errors import UserError
 from forage.heartbeat import beat
@@ -56,7 +57,7 @@ from forage.policy.policy import load_tokenizer
 from forage.progress import Progress
 from forage.rollout.agreement import adapter_of, open_embedder, read_run
 from forage.rollout.options import RolloutOptions
-from forage.rollout.plans import LEASE, Claims, Plan, Played
+from forage.rollout.plans import LEASE, TRAINER, Claims, Plan, Played
 from forage.store.card import NO_EMBEDDER
 from forage.store.opening import open_place
 
@@ -69,20 +70,21 @@ T = TypeVar("T")
 
 async def play_all(
     missing: Callable[[], Sequence[str]], play: Callable[[str], Awaitable[T]], write: Callable[[str, T], None],
-    claims: Claims, at_once: int, *, poll: float = 1.0,
+    claims: Claims | None, at_once: int, *, poll: float = 1.0,
 ) -> None:  # fmt: skip
     """Play what nobody else is playing, at most `at_once` questions at a time, and wait until none is missing.
 
     `missing` looks at the folder, so it also learns what others have written; `play` plays a question, and `write` is
-    called with the result if no other process has taken the question over.
+    called with the result if no other process has taken the question over. Without `claims` there is no other.
     """
     playing: dict[asyncio.Future[T], str] = {}
-    keeper = asyncio.create_task(keep_fresh(claims, playing))
+    keepers = [asyncio.create_task(keep_fresh(claims, playing))] if claims else []
     try:
         while names := missing():
             beat()
             for name in names:
-                if len(playing) < at_once and name not in playing.values() and claims.take(name):
+                free = len(playing) < at_once and name not in playing.values()
+                if free and (claims is None or claims.take(name)):
                     playing[asyncio.ensure_future(play(name))] = name
             if not playing:  # others play the rest; if one of them dies, its claims expire
                 await asyncio.sleep(poll)
@@ -91,10 +93,10 @@ async def play_all(
             # In the order they were begun, and what was played is written before an error ends it all.
             for task in sorted((task for task in playing if task in done), key=failed):
                 name, result = playing.pop(task), task.result()
-                if claims.holds(name):  # not if this process was asleep so long that another one took over
+                if claims is None or claims.holds(name):  # else it slept so long that another one took over
                     write(name, result)
     finally:
-        ending: list[asyncio.Future[Any]] = [keeper, *playing]
+        ending: list[asyncio.Future[Any]] = [*keepers, *playing]
         for task in ending:
             task.cancel()
         await asyncio.gather(*ending, return_exceptions=True)  # until none of them plays or writes any more
@@ -129,9 +131,13 @@ class EpisodeWriter:
         append_episodes(self.path, [replace(episode, worker=self.claims.worker) for episode in episodes])
 
     def _new_file(self) -> Path:
-        names = itertools.chain([self.claims.worker], (f"{self.claims.worker}~{n}" for n in itertools.count(2)))
-        paths = (self.folder / f"{name}.jsonl" for name in names)
-        return next(path for path in paths if not is_written(path) and self.claims.create(path, ""))
+        return next(path for path in unwritten(self.folder, self.claims.worker) if self.claims.create(path, ""))
+
+
+def unwritten(folder: Path, worker: str) -> Iterator[Path]:
+    """The files that no earlier life of a worker wrote. Example: w.jsonl, or else w~2.jsonl, w~3.jsonl and so on."""
+    names = itertools.chain([worker], (f"{worker}~{number}" for number in itertools.count(2)))
+    yield from (path for name in names if not is_written(path := folder / f"{name}.jsonl"))
 
 
 class RolloutView(Progress):
@@ -281,30 +287,62 @@ async def open_rollout(
     card = read_policy_card(options.policy)
     store = open_place(options.place, options.data)
     protocol = Protocol.playing(load_tokenizer(card), settings)
-    slots, tokens = options.concurrent_episodes, settings.max_tokens
-    async with open_engine(options.engine, card, slots, tokens, sleeps=sleeps) as engine:
+    job = Job(card, options.concurrent_episodes, settings.max_tokens, sleeps)
+    async with open_engine(options.engine, job) as engine:
         opened = store.embedder if store.options.embedder != NO_EMBEDDER else open_embedder(store.card, embedder)
         searcher = Searcher(lambda: store, settings)
         yield Rollout(options, engine, protocol, searcher, rewards_of(make_rewards, opened, searcher))
 
 
+def view_of(rollout: Rollout, plan: Plan) -> RolloutView:
+    adapter = version_name(sampled_by(rollout.engine.adapter)[0])
+    return RolloutView(f"{plan.name}, adapter {adapter}", len(plan.questions) * plan.num_rollouts)
+
+
+def groups_at_once(options: RolloutOptions, plan: Plan) -> int:
+    return max(1, options.concurrent_episodes // plan.num_rollouts)
+
+
+async def play_alone(rollout: Rollout, run_dir: Path, plan: Plan) -> list[Episode]:
+    """The episodes of a plan that no other process plays, with the run's newest adapter.
+
+    What an earlier life of this process has played stays, unless the engine is exact: half a plan would be sampled in
+    different batches, so rounded differently.
+    """
+    played = Played(run_dir, plan)
+    groups = dict(played.groups())
+    if not plan.missing(groups):
+        return plan.gathered(groups)
+    if rollout.engine.exact:
+        shutil.rmtree(played.folder, ignore_errors=True)
+        groups.clear()
+    path = next(unwritten(played.folder, TRAINER))
+
+    def write(name: str, episodes: Sequence[Episode]) -> None:
+        groups[name] = [replace(episode, worker=TRAINER) for episode in episodes]
+        append_episodes(path, groups[name])
+
+    await load_newest(rollout, run_dir)
+    with view_of(rollout, plan) as view:
+        play = partial(rollout.play_group, plan, view)
+        await play_all(lambda: plan.missing(groups), play, write, None, groups_at_once(rollout.options, plan))
+    return plan.gathered(groups)
+
+
 async def play_plan(
     rollout: Rollout, run_dir: Path, plan: Plan, worker: str, *, poll: float = 1.0, lease: float = LEASE,
-    check: Callable[[], None] = lambda: None, part: str = "", shown: bool = True,
-    make_claims: Callable[..., Claims] = Claims,
+    check: Callable[[], None] = lambda: None, make_claims: Callable[..., Claims] = Claims,
 ) -> None:  # fmt: skip
     """Play what no other worker is playing, a few questions at a time, and wait until the whole plan is played.
 
-    `check` is called before each question's episodes are written; `part` says which part of a step the plan is.
+    `check` is called before each question's episodes are written.
     """
     played = Played(run_dir, plan)
     claims = make_claims(played.claims, worker, lease, asyncio.get_running_loop().time)
     write = EpisodeWriter(played.folder, claims, check)
-    total = len(plan.questions) * plan.num_rollouts
-    at_once = max(1, rollout.options.concurrent_episodes // plan.num_rollouts)
-    adapter = version_name(sampled_by(rollout.engine.adapter)[0])
-    with RolloutView(f"{plan.name}{part}, adapter {adapter}", total, shown=shown) as view:
-        await play_all(played.missing, partial(rollout.play_group, plan, view), write, claims, at_once, poll=poll)
+    with view_of(rollout, plan) as view:
+        play = partial(rollout.play_group, plan, view)
+        await play_all(played.missing, play, write, claims, groups_at_once(rollout.options, plan), poll=poll)
 
 
 async def load_newest(

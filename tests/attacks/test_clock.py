@@ -69,4 +69,4 @@ def test_a_plan_that_three_workers_share_while_the_clock_jumps(tmp_path):
     played = shared(rollout, tmp_path)
     assert rollout.played == Counter(QUESTIONS)
     assert set(lines(played).values()) == {1}
-    assert len(played.episodes()) == 2 * len(QUESTIONS)
+    assert len(played.gathered()) == 2 * len(QUESTIONS)

@@ -8,8 +8,8 @@ import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 
-from forage.engines import choice
-from forage.engines.base import Request
+from forage.engines import local
+from forage.engines.base import EngineOptions, Job, Request
 from forage.engines.local import LocalEngine
 from forage.errors import UserError
 from forage.optimizer import OptimizerOptions
@@ -123,6 +123,11 @@ def test_beside_a_4_bit_base_it_samples_what_the_trainer_scores(four_bit):
 # Memory
 
 
+async def slots_of(card):
+    async with LocalEngine.open(EngineOptions(), Job(card, 99, 2048)) as engine:
+        return len(engine.slots)
+
+
 @pytest.mark.parametrize("quantized", [True, False])
 def test_a_gpu_keeps_4_bits_and_takes_the_slots_that_fit(tmp_path, monkeypatch, capsys, quantized):
     """Worked out by hand: a token's keys and values are 2 x 2 layers x 2 heads of 8 numbers in fp32, 256 bytes; a slot
@@ -132,16 +137,15 @@ def test_a_gpu_keeps_4_bits_and_takes_the_slots_that_fit(tmp_path, monkeypatch, 
     assert (model.config.num_hidden_layers, model.config.num_key_value_heads, model.config.head_dim) == (2, 2, 8)
     slot = 2304 * 256 + 28 * model.config.vocab_size
     left = [0]
-    monkeypatch.setattr(choice, "load_base", lambda _, *, dequantize: asked.append(dequantize) or model)
+    monkeypatch.setattr(local, "load_base", lambda _, *, dequantize: asked.append(dequantize) or model)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (left[0] + 1000, 10_000))  # a tenth is left
     card = PolicyCard(tmp_path, "base", "base", quantized, "bfloat16")
     for left[0], slots in ((5 * slot, 5), (6 * slot - 1, 5), (99 * slot, 64)):
-        engine = choice.open_local(card, 64, 2048)
-        assert len(engine.slots) == slots
+        assert asyncio.run(slots_of(card)) == slots
         assert f"engine: {slots} of 64 sequences of 2048 tokens at once" in capsys.readouterr().out
     assert asked == [False] * 3
     left[0] = slot - 1
     with pytest.raises(UserError, match=r"not even one sequence of 2048 tokens .*; lower --max-tokens"):
-        choice.open_local(card, 64, 2048)
+        asyncio.run(slots_of(card))

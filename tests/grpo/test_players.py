@@ -45,7 +45,7 @@ class PlayingAhead(Play):
         for other in open_plans(self.run_dir):
             if other.version > plan.version:
                 await play_plan(self.rollout, self.run_dir, other, "worker")
-        return Played(self.run_dir, plan).episodes()
+        return Played(self.run_dir, plan).gathered()
 
     def close(self):
         self.runner.run(self.opened.__aexit__(None, None, None))

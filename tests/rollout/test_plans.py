@@ -51,7 +51,7 @@ def test_only_whole_groups_count_each_once_and_in_order(tmp_path):
     append_episodes(folder / "w3.jsonl", group("a", 0, 1))
     append_episodes(folder / "w4.jsonl", group("b", 0, 0))  # the same question a second time
     assert played.missing() == []
-    assert [(e.id, e.reward) for e in played.episodes()] == [("a/0", 0), ("a/1", 1), ("b/0", 1), ("b/1", 0)]
+    assert [(e.id, e.reward) for e in played.gathered()] == [("a/0", 0), ("a/1", 1), ("b/0", 1), ("b/1", 0)]
 
 
 def test_a_worker_may_finish_its_own_torn_group(tmp_path):

@@ -103,7 +103,7 @@ def first_plan(rollout):
 def test_a_plan_is_played_rewarded_and_written(rollout, tmp_path):
     plan = first_plan(rollout)
     asyncio.run(play_plan(rollout, tmp_path / "run", plan, "w"))
-    episodes = Played(tmp_path / "run", plan).episodes()
+    episodes = Played(tmp_path / "run", plan).gathered()
     assert [e.id for e in episodes] == [f"{name}/{sample}" for name in plan.questions for sample in range(2)]
     for episode in episodes:
         # Only the first sample's own search finds the chunk that answers, in second place.
@@ -123,7 +123,7 @@ def test_words_have_a_credit_of_their_own_where_the_plan_asks_for_it(rollout, tm
     rollout.searcher = Searcher(lambda: SimpleNamespace(search=search), rollout.settings)
     plan = replace(first_plan(rollout), credit="words", word_cost=0.01)
     asyncio.run(play_plan(rollout, tmp_path / "run", plan, "w"))
-    for episode in Played(tmp_path / "run", plan).episodes():
+    for episode in Played(tmp_path / "run", plan).gathered():
         [found] = episode.searches
         said = [n for n, credit in enumerate(episode.credits) if credit > 0]
         assert min(episode.credits) == (-0.01 if episode.id.endswith("/1") else 0)
@@ -161,7 +161,7 @@ def test_what_the_engine_gave_up_on_is_told_and_played_again(rollout, tmp_path):
     assert Played(tmp_path, plan).missing() == list(plan.questions)
     rollout.engine.generate = real
     asyncio.run(play_plan(rollout, tmp_path, plan, "w"))
-    assert {episode.stop for episode in Played(tmp_path, plan).episodes()} == {"answer"}
+    assert {episode.stop for episode in Played(tmp_path, plan).gathered()} == {"answer"}
 
 
 def test_a_plan_goes_on_where_a_killed_worker_stopped(rollout, tmp_path):
@@ -175,7 +175,7 @@ def test_a_plan_goes_on_where_a_killed_worker_stopped(rollout, tmp_path):
     )
     asyncio.run(play_plan(rollout, tmp_path, plan, "w", poll=0.01, lease=0.1))
     assert {asked.split("/")[0] for asked in rollout.engine.asked} == {half, torn}
-    episodes = Played(tmp_path, plan).episodes()
+    episodes = Played(tmp_path, plan).gathered()
     assert len(episodes) == len({e.id for e in episodes}) == 6
     assert {e.adapter for e in episodes if e.question_id == torn} == {"run-v000000"}
 
@@ -195,7 +195,7 @@ def test_a_worker_that_slept_does_not_write_what_another_played(rollout, tmp_pat
     rollout.play_group = slow
     asyncio.run(play_plan(rollout, tmp_path, first_plan(rollout), "w"))
     assert not (folder / "w.jsonl").exists()
-    assert len(Played(tmp_path, first_plan(rollout)).episodes()) == 6
+    assert len(Played(tmp_path, first_plan(rollout)).gathered()) == 6
 
 
 # Questions without a reference answer

@@ -22,7 +22,7 @@ from forage.agent.protocol import Protocol
 from forage.agent.searcher import searching
 from forage.agent.tools import functions_for
 from forage.data.records import Question
-from forage.engines.base import Engine
+from forage.engines.base import Engine, Job
 from forage.engines.chat_endpoint import Endpoint
 from forage.engines.choice import open_engine
 from forage.errors import UserError
@@ -111,7 +111,7 @@ async def open_agent(
         engine = caller = ToolCaller(await stack.enter_async_context(server), protocol, options.sampling)
         speak = caller.speak
     else:
-        engine = await stack.enter_async_context(open_engine(options.engine, policy.card, 1, settings.max_tokens))
+        engine = await stack.enter_async_context(open_engine(options.engine, Job(policy.card, 1, settings.max_tokens)))
         await load_adapter(engine, policy)
     view, tools = View(console, protocol), functions_for(settings.tools)
     in_this_thread = BatchedSearch(searching(store, settings), in_line=True)  # nothing else is played meanwhile

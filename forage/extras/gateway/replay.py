@@ -28,7 +28,7 @@ from forage.agent.protocol import Protocol
 from forage.agent.tools import functions_for
 from forage.arguments import POSITIONAL, run_script
 from forage.data.records import Question, read_documents
-from forage.engines.base import EngineOptions, Request, Sample
+from forage.engines.base import EngineOptions, Job, Request, Sample
 from forage.engines.choice import open_engine
 from forage.errors import UserError
 from forage.policy.adapters import adapter_path, sampled_by, version_name, versions
@@ -93,7 +93,7 @@ def main(options: Options) -> None:
     passages = [Hit(each.id, each.id, each.title, each.text, 0.0, 1) for each in documents[: settings.k]]
 
     async def play() -> str:
-        async with open_engine(options.engine, card, 1, settings.max_tokens) as engine:
+        async with open_engine(options.engine, Job(card, 1, settings.max_tokens)) as engine:
             await engine.load_adapter(episode.adapter, adapter_path(options.run_dir, version))
             search = BatchedSearch(lambda queries: [passages] * len(queries))
             agent = Agent(engine, protocol, search, settings, rollout.sampling, tools=functions_for(settings.tools))

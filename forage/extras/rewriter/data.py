@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from forage.agent.prompts import prompt_tokens, with_titles
-from forage.arguments import users_class
+from forage.arguments import imported
 from forage.data.records import Document, Question
 from forage.data.relevance import split_by_document
 from forage.data.rewriter_data import CORPUS
@@ -142,7 +142,7 @@ def origins(options: Options, model: str) -> dict[str, Any]:
     base, own = folder_of(model), ":" in options.reward
     rest = {
         "base": base_digest(base) if base else "",  # a hub model that is not here yet has none
-        "code": code_of(users_class("--reward", options.reward)) if own else {},
+        "code": code_of(imported("--reward", options.reward)) if own else {},
     }
     return {"data": files | {"store": store}} | {name: value for name, value in rest.items() if value}
 

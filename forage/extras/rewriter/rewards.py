@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from forage.agent.prompts import final_query
 from forage.agent.rewards import rank_score
-from forage.arguments import users_class
+from forage.arguments import imported
 from forage.errors import UserError
 from forage.extras.rewriter.actors import text_of
 from forage.extras.rewriter.data import Row, Search
@@ -60,7 +60,7 @@ def load_reward(name: str, search: Search, k: int) -> Reward:
         return lambda query, relevant_doc_ids: nearness(search([query])[0][:DEPTH], relevant_doc_ids)
     if not all(name.partition(":")):
         raise UserError(f"--reward {name} is unknown; choose {', '.join([*MEASURES, GAIN])}, or give module:Class")
-    reward: Any = users_class("--reward", name)
+    reward: Any = imported("--reward", name)
     if not (isinstance(reward, type) and callable(getattr(reward, "compute_reward", None))):
         raise UserError(f"--reward {name} must be a class with a method compute_reward(self, query, relevant_doc_ids)")
     made: Any = reward(search, k) if issubclass(reward, CustomRewardModel) else reward()
