@@ -34,6 +34,7 @@ def main(options: TrainOptions, make_rewards: MakeRewards = get_reward_functions
     options.check()
     settings = options.rollout.search.settle(options.run_dir, options.rollout.policy)
 
+    from forage.data.splits import read_splits
     from forage.grpo.own_server import own_server  # after the checks: these load torch
     from forage.grpo.players import open_play
     from forage.grpo.resume import agree_on_run
@@ -47,23 +48,23 @@ def main(options: TrainOptions, make_rewards: MakeRewards = get_reward_functions
     rollout, run_dir = options.rollout, options.run_dir
     card = read_policy_card(rollout.policy)
     card_at(rollout.place, rollout.data)  # before anything is written
-    known = read_run(run_dir)
-    lead = is_first()  # the first process alone decides and writes; all of them play and train
-    if lead:
+    questions, known = read_splits(rollout.data), read_run(run_dir)
+    start = adapter_of(rollout.policy, known, run_dir)
+    first = is_first()  # of the processes that torchrun started; it alone decides and writes, all of them train
+    if first:
         print(f"policy: {rollout.policy}")
-    if lead and not known and not (rollout.policy / AGENT_FILE).is_file():
-        print(f"note: {rollout.policy} has had no warm start; a small model must be shown the protocol first: "
-              f"python sft_train.py --data {rollout.data} --policy {rollout.policy}")  # fmt: skip
+        if not known and not (rollout.policy / AGENT_FILE).is_file():
+            print(f"note: {rollout.policy} has had no warm start; a small model must be shown the protocol first: "
+                  f"python sft_train.py --data {rollout.data} --policy {rollout.policy}")  # fmt: skip
     with ExitStack() as opened:
-        if lead:
+        manifest = None
+        if first:
             opened.enter_context(run_folder(run_dir))
-        manifest = agree_on_run(options, settings, make_rewards) if lead else None
-        if lead:
+            manifest = agree_on_run(options, settings, make_rewards)
             (run_dir / FINISHED).unlink(missing_ok=True)  # before a model is loaded: workers end where it is
             write_policy_card(card, run_dir)
             write_agent(settings, run_dir)
-        start = adapter_of(rollout.policy, known, run_dir)
-        if lead:  # before this process takes memory of the server's card
+            # Before this process takes memory of the server's GPU.
             options = opened.enter_context(own_server(options, card, start, settings.max_tokens))
         if options.vllm_sleep:
             let_servers_sleep(options, card, settings.max_tokens)
@@ -71,10 +72,9 @@ def main(options: TrainOptions, make_rewards: MakeRewards = get_reward_functions
         options = replace(options, update=replace(options.update, memory=memory))
         learner = open_learner(options, card, start)
         manifest = learner.broadcast(manifest)
-        with closing(open_play(options, settings, make_rewards, manifest.embedder, learner)) as play:
-            train(options, settings.max_tokens, learner, play, manifest)
-        if lead:
-            (run_dir / FINISHED).touch()
+        with closing(open_play(options, settings, make_rewards, questions, manifest.embedder, learner)) as play:
+            train(options, settings.max_tokens, learner, play, manifest, questions)
+        learner.first((run_dir / FINISHED).touch)
     leave_processes()
 
 

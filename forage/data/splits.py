@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -12,6 +12,17 @@ from forage.data.relevance import question_key
 from forage.errors import UserError
 
 T = TypeVar("T")
+Splits = Mapping[str, Mapping[str, Question]]  # by split, train or eval, and id
+
+
+def read_splits(data: Path) -> Splits:
+    """The questions of both splits that some chunk answers; nothing is held out where there is no eval.jsonl."""
+    held_out = read_held_out(data)
+    split = {"train": refuse_shared(data, held_out), "eval": held_out}
+    questions = {name: {q.id: q for q in of if q.relevant_chunk_ids} for name, of in split.items()}
+    if not questions["train"]:
+        raise UserError(f"{data}/train.jsonl has no question that a chunk of the store answers; make the data again")
+    return questions
 
 
 def read_training_questions(data: Path) -> list[Question]:
@@ -21,8 +32,13 @@ def read_training_questions(data: Path) -> list[Question]:
 
 def read_train(data: Path) -> list[Question]:
     """All questions of train.jsonl; refuses a folder that holds one of them out, by its id or its words."""
+    return refuse_shared(data, read_held_out(data))
+
+
+def refuse_shared(data: Path, held_out: Sequence[Question]) -> list[Question]:
+    """All questions of train.jsonl, none of which may be held out: it would be evaluated on what it learnt."""
     train = read_questions(data / "train.jsonl")
-    if both := shared(train, read_held_out(data)):  # it would be evaluated on what it learnt
+    if both := shared(train, held_out):
         raise UserError(
             f"{data}: {len(both)} questions of train.jsonl are in eval.jsonl too, such as {both[0].id} "
             f"({both[0].question[:80]!r}); make the data again with data_prep.py, or delete those lines of train.jsonl"

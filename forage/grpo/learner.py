@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +15,8 @@ from forage.policy.checkpoint import load_checkpoint, save_checkpoint
 from forage.policy.logprobs import TokenScores, token_scores
 from forage.policy.packing import TokenBatch
 
+P = ParamSpec("P")
+T = TypeVar("T")
 REFERENCE = "reference"  # name of the adapter that the KL term is measured against
 
 
@@ -117,6 +119,11 @@ class Learner:
     def broadcast(self, value: Any) -> Any:
         """The value of the first process."""
         return value
+
+    def first(self, do: Callable[P, T], *args: P.args, **more: P.kwargs) -> T:
+        """What the first process alone does, such as writing files; all get what it returns."""
+        done: T = self.broadcast(do(*args, **more) if self.rank == 0 else None)
+        return done
 
     def shard(self, items: Iterable[Any]) -> list[Any]:
         """This process's share of a step's micro-batches; all processes get the same number."""

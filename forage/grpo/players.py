@@ -16,6 +16,7 @@ import torch
 from forage.agent.episode import Episode
 from forage.agent.options import AgentSettings
 from forage.agent.rewards import MakeRewards
+from forage.data.splits import Splits
 from forage.grpo.learner import Learner
 from forage.grpo.options import TrainOptions
 from forage.heartbeat import beat
@@ -54,13 +55,14 @@ class Play:
 
 
 def open_play(
-    options: TrainOptions, settings: AgentSettings, make_rewards: MakeRewards, embedder: str, learner: Learner
-) -> Play:
+    options: TrainOptions, settings: AgentSettings, make_rewards: MakeRewards, questions: Splits,
+    embedder: str, learner: Learner,
+) -> Play:  # fmt: skip
     if learner.rank:
         return Play(options.run_dir, learner)
     if options.rollouts == "service":
         return WorkersPlay(options.run_dir, learner)
-    return OwnPlay(options, settings, make_rewards, embedder, learner)
+    return OwnPlay(options, settings, make_rewards, questions, embedder, learner)
 
 
 class WorkersPlay(Play):
@@ -89,12 +91,13 @@ class OwnPlay(Play):
     """The first process plays, with an engine of its own; with --vllm-sleep, the server sleeps between steps."""
 
     def __init__(
-        self, options: TrainOptions, settings: AgentSettings, make_rewards: MakeRewards, embedder: str, learner: Learner
-    ) -> None:
+        self, options: TrainOptions, settings: AgentSettings, make_rewards: MakeRewards, questions: Splits,
+        embedder: str, learner: Learner,
+    ) -> None:  # fmt: skip
         super().__init__(options.run_dir, learner)
         self.sleeps = options.vllm_sleep
         self.runner = asyncio.Runner()  # one event loop for all steps: connections and tasks can't move to another
-        self.opened = open_rollout(options.rollout, settings, make_rewards, embedder, sleeps=self.sleeps)
+        self.opened = open_rollout(options.rollout, settings, make_rewards, questions, embedder, sleeps=self.sleeps)
         self.give_back_memory()
         self.rollout: Rollout = self.runner.run(self.opened.__aenter__())
         check_opened(self.rollout.searcher.store, read_run(options.run_dir))

@@ -10,6 +10,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from statistics import mean
 
@@ -21,8 +22,9 @@ from forage.engines.base import played_at
 from forage.grpo.losses import flat_groups
 from forage.grpo.options import GuardOptions, UpdateOptions
 from forage.grpo.players import Play
-from forage.grpo.resume import Run
+from forage.grpo.resume import Run, tidy
 from forage.grpo.update import TrainingBatch
+from forage.manifest import plain
 from forage.metrics import Interval
 from forage.policy.adapters import adapter_path, sampled_by, version_name
 from forage.rollout.plans import Plan
@@ -37,7 +39,7 @@ from forage.runs.stats import (
     verdict_on_run,
     verdicts,
 )
-from forage.runs.trackers import Log, flatten
+from forage.runs.trackers import AGENT_ORDER, Log, chosen, flatten, open_tracker
 from forage.text import say
 
 
@@ -115,21 +117,40 @@ def peak_memory() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
 
 
-def show(run: Run, stats: StepStats, log: Log, drawing: Drawing) -> None:
-    """Log the finished step, print its line, and draw the plots if they are due."""
-    log(stats.step, flatten(stats))
-    print_step(run.history, run.options.max_steps, f", {played_at(run.options.rollout.temperature)}")
-    drawing.after(stats)
+class Reports:
+    """What is logged, printed and drawn of a run while it goes on."""
+
+    def __init__(self, run: Run, log: Log) -> None:
+        self.run, self.log, self.drawing = run, log, Drawing(run.options.run_dir)
+
+    def step(self, stats: StepStats) -> None:
+        """Log the finished step, print its line, and draw the plots if they are due."""
+        self.log(stats.step, flatten(stats))
+        options = self.run.options
+        print_step(self.run.history, options.max_steps, f", {played_at(options.rollout.temperature)}")
+        self.drawing.after(stats)
+
+    def end(self, play: Play) -> None:
+        """Print which adapter is the result, if the trainer waited, and what the evaluations show; draw all of it."""
+        run = self.run
+        if not run.history:
+            return
+        tidy(run.options, run.step)
+        known = read_evaluations(run.options.run_dir)
+        print(f"{adapter_path(run.options.run_dir, run.step)} is the result of {run.step} steps")
+        if says := advice(run.history):
+            print(says)
+        if len(known) > 1:
+            compare(run, known[min(known)], known[max(known)], play)
+        self.drawing.finish()  # with the last evaluation
 
 
-def report_end(run: Run, play: Play) -> None:
-    """Print which adapter is the result, if the trainer waited, and what the evaluations show."""
-    known = read_evaluations(run.options.run_dir)
-    print(f"{adapter_path(run.options.run_dir, run.step)} is the result of {run.step} steps")
-    if says := advice(run.history):
-        print(says)
-    if len(known) > 1:
-        compare(run, known[min(known)], known[max(known)], play)
+@contextmanager
+def open_reports(run: Run, *, first: bool) -> Iterator[Reports]:
+    """Reports to the tracker that --report-to names; those of another process than the first are never asked."""
+    kind = chosen(run.options.report_to, AGENT_ORDER) if first else "none"
+    with open_tracker(kind, run.options.run_dir, plain(run.options)) as log:
+        yield Reports(run, log)
 
 
 def compare(run: Run, first: Mapping[str, Interval], last: Mapping[str, Interval], play: Play) -> None:

@@ -21,8 +21,7 @@ from forage.agent.episode import Episode, compress, episode_files, read_episodes
 from forage.agent.options import AgentSettings
 from forage.agent.rewards import MakeRewards
 from forage.arguments import imported
-from forage.data.records import read_answerable
-from forage.data.splits import in_rounds, read_training_questions
+from forage.data.splits import Splits, in_rounds
 from forage.errors import UserError, first_line
 from forage.files import remove_folder
 from forage.grpo.learner import Learner
@@ -68,8 +67,6 @@ class Run:
     questions: list[str]
     eval_questions: list[str]
     manifest: RunManifest
-    lead: bool = True
-    """Whether this process writes the run's files."""
     digests: dict[str, str] = field(default_factory=dict)
     """By adapter, such as v000007, the digest of the weights that this run published."""
     phases: Phases = field(default_factory=Phases)
@@ -99,12 +96,12 @@ def plan_step(run: Run, step: int) -> Plan:
 
 
 def write_plans(run: Run) -> Plan:
-    """Write plans for this step and those that workers may play ahead; return this step's.
+    """Write plans for this step and those that workers may play ahead. Returns this step's.
 
     One that was written before a rollback, or with a higher --max-staleness, now asks for episodes of newer adapters.
     """
     options = run.options
-    for step in range(run.step, min(run.step + options.max_staleness + 1, options.max_steps)) if run.lead else ():
+    for step in range(run.step, min(run.step + options.max_staleness + 1, options.max_steps)):
         path = plan_path(options.run_dir, f"{step:06d}")
         plan = plan_step(run, step)
         if not path.exists() or read_plan(path).oldest < plan.oldest:
@@ -154,12 +151,11 @@ def agree_on_run(options: TrainOptions, settings: AgentSettings, make_rewards: M
     return now
 
 
-def open_run(options: TrainOptions, learner: Learner, manifest: RunManifest) -> Run:
+def open_run(options: TrainOptions, learner: Learner, manifest: RunManifest, questions: Splits) -> Run:
     """Resume the run from its last checkpoint, or start a new one."""
     step, saved = load_checkpoint(options, learner)
     history = read_stats(options.run_dir, before=step)
-    train_questions = [question.id for question in read_training_questions(options.rollout.data)]
-    held_out = [question.id for question in read_answerable(options.rollout.data / "eval.jsonl")]
+    held_out = list(questions["eval"])
     count = min(options.eval_questions or len(held_out), len(held_out))
     chosen = random.Random(options.rollout.seed).sample(held_out, count)
     if options.eval_every and not chosen:
@@ -169,8 +165,8 @@ def open_run(options: TrainOptions, learner: Learner, manifest: RunManifest) -> 
     elif versions(options.run_dir)[1:]:
         print(f"{options.run_dir}/state holds no checkpoint: the run starts over at step 0")
     return Run(
-        options, step, lead=learner.rank == 0, **{name: saved[name] for name in KEPT if name in saved}, history=history,
-        questions=train_questions, eval_questions=chosen, manifest=manifest,
+        options, step, **{name: saved[name] for name in KEPT if name in saved}, history=history,
+        questions=list(questions["train"]), eval_questions=chosen, manifest=manifest,
         phases=Phases(synchronize=learner.synchronize),
     )  # fmt: skip
 
@@ -341,7 +337,7 @@ def heed_shortage(run: Run, learner: Learner) -> Shortage | None:
             "OFFLOAD, TRAIN_PROCESSES), then re-run to resume"
         )
     learner.lowered_budget = last.budget
-    if run.lead:
+    if learner.rank == 0:
         print(f"memory ran out at step {last.step}: continuing with micro-batches of {last.budget} tokens")
     return last
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,11 +12,12 @@ import torch
 
 from forage.agent.episode import Episode
 from forage.agent.rewards import names_of_rewards
+from forage.data.splits import Splits
 from forage.errors import UserError
 from forage.grpo.learner import Learner
 from forage.grpo.options import TrainOptions
 from forage.grpo.players import Play
-from forage.grpo.reporting import Drawing, collect, fault_of, report_end, show
+from forage.grpo.reporting import Drawing, Reports, collect, fault_of, open_reports
 from forage.grpo.resume import (
     Run,
     checkpoint_fields,
@@ -34,7 +36,6 @@ from forage.grpo.resume import (
 )
 from forage.grpo.sharding import ShardedLearner
 from forage.grpo.update import UpdateContext, learning_rate, prepare, update
-from forage.manifest import plain
 from forage.metrics import bootstrapped
 from forage.policy.adapters import adapter_path, versions, weights_digest, whole_digest
 from forage.policy.card import PolicyCard
@@ -44,35 +45,32 @@ from forage.policy.policy import load_policy
 from forage.processes import join_processes, world
 from forage.rollout.agreement import RunManifest
 from forage.rollout.plans import Plan, plan_path, write_plan
-from forage.runs import trackers
 from forage.runs.run_folder import set_aside
 from forage.runs.stats import StepStats, write_evaluations, write_stats
-from forage.runs.trackers import chosen, open_tracker
 from forage.text import say
 
 
 def train(
-    options: TrainOptions, max_tokens: int, learner: Learner, play: Play, manifest: RunManifest
-) -> None:  # fmt: skip
-    """Train from the last checkpoint to the last step."""
-    run, run_dir = open_run(options, learner, manifest), options.run_dir
+    options: TrainOptions, max_tokens: int, learner: Learner, play: Play, manifest: RunManifest, questions: Splits
+) -> None:
+    """Train from the last checkpoint to the last step. Every process runs this; `learner.first` is for one to do."""
+    run, run_dir = open_run(options, learner, manifest, questions), options.run_dir
     shortage = heed_shortage(run, learner)
     begin(run, learner)
     shared = options.prompts_shared and not unsharable(learner.policy.config)
-    kind, drawing = chosen(options.report_to, trackers.AGENT_ORDER) if run.lead else "none", Drawing(run_dir)
-    with open_tracker(kind, run_dir, plain(options)) as log:
+    with open_reports(run, first=learner.rank == 0) as reports:
         while True:
             # Everything before the checkpoint can be done again with the same result, so a killed run resumes exactly.
             publish(learner, run)
             if run.step < options.max_steps:
-                plan = write_plans(run)
+                plan = learner.first(write_plans, run)
             play.wake(run.phases)
             evaluate(run, play)
             if run.step >= options.max_steps:
                 break
             with run.phases("rollout"):
                 episodes = play.play(plan, run.phases)
-                refuse_foreign(run, plan, episodes)
+                learner.first(refuse_foreign, run, plan, episodes)
             play.sleep(run.phases)
             replaces_flat = options.replace_flat > 0
             batch = prepare(episodes, options.update, manifest.weights, max_tokens, replaces_flat=replaces_flat)
@@ -87,28 +85,25 @@ def train(
                 raise
             stats = guard(run, learner, collect(run, plan, batch, figures))
             run.step, run.history = run.step + 1, [*run.history, stats]
-            if run.lead:
-                write_stats(run_dir, stats)
+            learner.first(write_stats, run_dir, stats)
             with run.phases("checkpoint"):
                 learner.save(run_dir / "state", run.step, checkpoint_fields(run, fixed_options(options)))
-            if run.lead:
-                plan_path(run_dir, plan.name).unlink(missing_ok=True)
-                tidy(options, run.step)
-                show(run, stats, log, drawing)
-    if run.lead and run.history:
-        tidy(options, run.step)
-        report_end(run, play)
-        drawing.finish()  # with the last evaluation
+            learner.first(end_step, run, plan, reports)
+        learner.first(reports.end, play)
 
 
 def begin(run: Run, learner: Learner) -> None:
     """Put the run folder right and publish the adapter to begin with."""
-    if run.lead:
-        put_right(run)
+    learner.first(put_right, run)
     publish(learner, run)
-    if run.lead:
-        put_episodes_right(run)
-        tidy(run.options, run.step)
+    learner.first(put_episodes_right, run)
+    learner.first(tidy, run.options, run.step)
+
+
+def end_step(run: Run, plan: Plan, reports: Reports) -> None:
+    plan_path(run.options.run_dir, plan.name).unlink(missing_ok=True)
+    tidy(run.options, run.step)
+    reports.step(run.history[-1])
 
 
 def publish(learner: Learner, run: Run) -> None:
@@ -117,11 +112,12 @@ def publish(learner: Learner, run: Run) -> None:
     if path.name in run.digests:
         return
     with run.phases("publish"):
-        if learner.broadcast(path.exists()) and not published_same(learner, path, run.step) and run.lead:
-            set_aside(run_dir, [path], f"other weights than this run comes to at step {run.step}")
-        if not learner.broadcast(path.exists()):
+        if learner.first(path.exists) and not published_same(learner, path, run.step):
+            why = f"other weights than this run comes to at step {run.step}"
+            learner.first(set_aside, run_dir, [path], why)
+        if not learner.first(path.exists):
             learner.publish(run_dir, run.step)
-        run.digests[path.name] = learner.broadcast(weights_digest(path) if run.lead else "")
+        run.digests[path.name] = learner.first(weights_digest, path)
 
 
 def published_same(learner: Learner, path: Path, version: int) -> bool:
@@ -129,16 +125,15 @@ def published_same(learner: Learner, path: Path, version: int) -> bool:
     scratch = path.parents[1] / "state" / ".published"
     try:
         again = learner.publish(scratch, version)
-        same: bool = learner.broadcast(learner.rank == 0 and whole_digest(path) == whole_digest(again))
+        return learner.first(lambda: whole_digest(path) == whole_digest(again))
     finally:
         if learner.rank == 0:
             shutil.rmtree(scratch, ignore_errors=True)
-    return same
 
 
 def refuse_foreign(run: Run, plan: Plan, played: list[Episode]) -> None:
     """Nothing is learnt from episodes of adapters that this run did not publish."""
-    if run.lead and (names := foreign(run, played)):
+    if names := foreign(run, played):
         raise UserError(
             f"{run.options.run_dir / 'episodes' / plan.name} holds episodes of {names[0]}, which is no adapter of this "
             "run; stop what plays there, then re-run the same command"
@@ -147,26 +142,28 @@ def refuse_foreign(run: Run, plan: Plan, played: list[Episode]) -> None:
 
 def evaluate(run: Run, play: Play) -> None:
     """Play the held-out questions if this step is due for it, and add the result to evaluations.json."""
-    options = run.options
+    options, learner = run.options, play.learner
     due = options.eval_every and (run.step % options.eval_every == 0 or run.step == options.max_steps)
-    known = evaluations_so_far(run)
     # The first process decides: when another one looks, the file may already hold what is to be played now.
-    if not play.learner.broadcast(bool(due and run.step not in known)):
+    if not learner.first(lambda: bool(due) and run.step not in evaluations_so_far(run)):
         return
     plan = plan_evaluation(run)
-    if run.lead:
-        write_plan(options.run_dir, plan)
+    learner.first(write_plan, options.run_dir, plan)
     with run.phases("evaluation"):
         episodes = play.play(plan, run.phases)
-        refuse_foreign(run, plan, episodes)
-    if not run.lead:
-        return
-    plan_path(options.run_dir, plan.name).unlink(missing_ok=True)
+        learner.first(refuse_foreign, run, plan, episodes)
+    learner.first(note_evaluation, run, plan, episodes)
+
+
+def note_evaluation(run: Run, plan: Plan, episodes: Sequence[Episode]) -> None:
+    """Add the held-out rewards to evaluations.json, and print them."""
+    run_dir, known = run.options.run_dir, evaluations_so_far(run)
+    plan_path(run_dir, plan.name).unlink(missing_ok=True)
     known[run.step] = {"overall": bootstrapped([episode.reward for episode in episodes])} | {
         name: bootstrapped([episode.rewards[name] for episode in episodes if name in episode.rewards])
         for name in names_of_rewards(episodes)
     }
-    write_evaluations(options.run_dir, known)
+    write_evaluations(run_dir, known)
     having = Counter(name for episode in episodes for name in episode.rewards)  # a judge may be at its bound
     partly = {name: f" ({count} of them)" for name, count in having.items() if count < len(episodes)}
     means = ", ".join(f"{name} {of['mean']:.3f}{partly.get(name, '')}" for name, of in known[run.step].items())
@@ -203,8 +200,8 @@ def guard(run: Run, learner: Learner, stats: StepStats) -> StepStats:
     if not wrong:
         return stats
     if options.on_collapse == "stop" or run.rollbacks == options.max_rollbacks:
-        if run.lead and run.history:
-            Drawing(run_dir).finish()  # so that the plots show what led up to it
+        if run.history:
+            learner.first(Drawing(run_dir).finish)  # so that the plots show what led up to it
         raise UserError(
             f"stopped at step {run.step}: {wrong}. The last adapter is {adapter_path(run_dir, run.step)}; "
             "lower --learning-rate, or continue with --on-collapse rollback or warn"

@@ -36,8 +36,8 @@ from forage.agent.rewards import (
 )
 from forage.agent.searcher import Searcher, searching
 from forage.agent.tools import functions_for, own_agent
-from forage.data.records import Question, read_answerable
-from forage.data.splits import read_training_questions
+from forage.data.records import Question
+from forage.data.splits import Splits
 from forage.engines.base import Engine, Job
 from forage.engines.choice import open_engine
 from forage.errors import UserError
@@ -192,12 +192,12 @@ class Rollout:
 
     def __init__(
         self, options: RolloutOptions, engine: Engine, protocol: Protocol, searcher: Searcher,
-        functions: Mapping[str, RewardFunction],
+        functions: Mapping[str, RewardFunction], questions: Splits,
     ) -> None:  # fmt: skip
         self.options, self.functions, self.settings = options, functions, searcher.settings
         self.engine, self.protocol, self.searcher = engine, protocol, searcher
         self.weights = weights_by_name(functions, options.weights)
-        self.by_id = read_split_questions(options.data)
+        self.by_id = questions
         self.tools = functions_for(self.settings.tools)
         self.player: Player = own_agent() or Agent.play
         search = searching(searcher.store, self.settings)
@@ -265,22 +265,10 @@ class Rollout:
         return scored(episodes, list(self.functions), matrix_NR, combined_N)
 
 
-def read_split_questions(data: Path) -> dict[str, dict[str, Question]]:
-    """The answerable questions of both splits, by id."""
-    train, held_out = data / "train.jsonl", data / "eval.jsonl"
-    questions = {
-        "train": {q.id: q for q in read_training_questions(data)},
-        "eval": {q.id: q for q in (read_answerable(held_out) if held_out.exists() else [])},
-    }
-    if not questions["train"]:
-        raise UserError(f"{train} has no question that a chunk of the store answers; make the data again")
-    return questions
-
-
 @asynccontextmanager
 async def open_rollout(
-    options: RolloutOptions, settings: AgentSettings, make_rewards: MakeRewards, embedder: str = "", *,
-    sleeps: bool = False,
+    options: RolloutOptions, settings: AgentSettings, make_rewards: MakeRewards, questions: Splits,
+    embedder: str = "", *, sleeps: bool = False,
 ) -> AsyncIterator[Rollout]:  # fmt: skip
     """Open everything a rollout needs: the engine, the store, the rewards with the run's embedder."""
     options.check()
@@ -291,7 +279,7 @@ async def open_rollout(
     async with open_engine(options.engine, job) as engine:
         opened = store.embedder if store.options.embedder != NO_EMBEDDER else open_embedder(store.card, embedder)
         searcher = Searcher(lambda: store, settings)
-        yield Rollout(options, engine, protocol, searcher, rewards_of(make_rewards, opened, searcher))
+        yield Rollout(options, engine, protocol, searcher, rewards_of(make_rewards, opened, searcher), questions)
 
 
 def view_of(rollout: Rollout, plan: Plan) -> RolloutView:

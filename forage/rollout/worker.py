@@ -10,6 +10,7 @@ from pathlib import Path
 
 from forage.agent.options import AGENT_FILE
 from forage.agent.rewards import MakeRewards
+from forage.data.splits import read_splits
 from forage.errors import UserError
 from forage.heartbeat import beat
 from forage.manifest import shown
@@ -115,7 +116,8 @@ async def open_worker(
             "grpo_rollout.py"
         )
     with named_worker(run_dir, worker.worker) as name:
-        async with open_rollout(options, settings, make_rewards, known.embedder if known else "") as rollout:
+        questions, embedder = read_splits(options.data), known.embedder if known else ""
+        async with open_rollout(options, settings, make_rewards, questions, embedder) as rollout:
             check_opened(rollout.searcher.store, known)
             yield rollout, name
 

@@ -326,7 +326,7 @@ def verdicts(
     one: str, other: str, measure: str, first: Mapping[str, float], second: Mapping[str, float], data: Path | None
 ) -> list[str]:
     """What the figures of the questions that both have show; nothing if there is none."""
-    both = [name for name in second if name in first]
+    both = sorted(first.keys() & second.keys())  # so that the draws are the same, whichever episode ended first
     asked = questions_of(data, both, "eval")
     documents = [asked[name].document if name in asked else name for name in both]
     return [verdict(one, other, measure, [first[name] - second[name] for name in both], documents)] if both else []

@@ -31,9 +31,10 @@ def by(version, plan):
 class PlayingAhead(Play):
     """Plays each plan, and then what a worker that is one step ahead would play with the same adapter."""
 
-    def __init__(self, options, settings, make_rewards, embedder, learner):
+    def __init__(self, options, settings, make_rewards, questions, embedder, learner):
         super().__init__(options.run_dir, learner)
-        self.runner, self.opened = asyncio.Runner(), open_rollout(options.rollout, settings, make_rewards, embedder)
+        self.opened = open_rollout(options.rollout, settings, make_rewards, questions, embedder)
+        self.runner = asyncio.Runner()
         self.rollout = self.runner.run(self.opened.__aenter__())
 
     def play(self, plan, phases):

@@ -117,7 +117,7 @@ def test_a_class_that_is_none_is_one_line(here):
         "wrong:Wrong": "must be a subclass of document_store.DocumentStore",
         "wrong:Other": "--retriever wrong:Other can't be loaded: AttributeError",
         "nowhere:Other": "--retriever nowhere:Other can't be loaded: ModuleNotFoundError",
-        "fused": "--retriever fused is no name of a class; give it as module:Class",
+        "fused": "--retriever fused is no name of a class",
     }.items():
         with pytest.raises(UserError, match=says):
             retriever_of(name)

@@ -15,6 +15,7 @@ from forage.runs.stats import (
     step_seconds,
     summarised,
     to_row,
+    verdicts,
     write_stats,
 )
 from tests.factories import STATS
@@ -129,3 +130,10 @@ def test_a_broken_file_is_named(tmp_path, text, says):
         read_stats(tmp_path)
     assert str(stats_path(tmp_path, 7)) in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_a_verdict_does_not_depend_on_which_episode_ended_first():
+    after = {f"q{number}": [0.9, 0.1, 0.6, 0.8, 0.5][number % 5] for number in range(40)}
+    before = dict.fromkeys(after, 0.4)
+    turned = {name: after[name] for name in reversed(after)}
+    assert verdicts("a", "b", "mrr", after, before, None) == verdicts("a", "b", "mrr", turned, before, None)

@@ -13,6 +13,7 @@ from forage.agent.protocol import write_answer, write_call
 from forage.agent.rewards import get_answer_similarity, get_format_reward, get_mrr, get_token_f1
 from forage.agent.searcher import Searcher
 from forage.data.records import Question
+from forage.data.splits import read_splits
 from forage.engines.base import Engine, EngineError, Sample
 from forage.errors import UserError
 from forage.files import write_jsonl
@@ -93,7 +94,8 @@ def rollout(protocol, tmp_path, embedder):
     )
     options = RolloutOptions(data=tmp_path, num_rollouts=2, batch_size=3)
     functions = get_reward_functions(embedder, Searcher(lambda: store, AgentSettings()))
-    return Rollout(options, Game(protocol), protocol, Searcher(lambda: store, AgentSettings()), functions)
+    searcher, questions = Searcher(lambda: store, AgentSettings()), read_splits(options.data)
+    return Rollout(options, Game(protocol), protocol, searcher, functions, questions)
 
 
 def first_plan(rollout):
@@ -222,5 +224,5 @@ def test_a_step_played_by_hand_leaves_its_plan_and_mixes_with_no_other(rollout, 
 def test_a_broken_reward_stops_the_run_before_anything_is_played(rollout):
     broken = {"mine": lambda episodes, questions: [float("nan")] * len(episodes)}
     with pytest.raises(UserError, match="reward 'mine' gave nan"):
-        Rollout(rollout.options, rollout.engine, rollout.protocol, rollout.searcher, broken)
+        Rollout(rollout.options, rollout.engine, rollout.protocol, rollout.searcher, broken, rollout.by_id)
     assert rollout.engine.asked == []

@@ -15,6 +15,7 @@ from forage.agent.protocol import RESPONSE, Protocol
 from forage.agent.rewards import MakeRewards, rewards_of
 from forage.agent.searcher import Searcher
 from forage.data.records import Question
+from forage.data.splits import read_splits
 from forage.engines.base import Engine
 from forage.errors import UserError
 from forage.policy.card import read_policy_card
@@ -43,7 +44,8 @@ def open_environment(options: RolloutOptions, make_rewards: MakeRewards) -> Roll
     store = open_place(options.place, options.data)
     embedder = store.embedder if store.options.embedder != NO_EMBEDDER else open_embedder(store.card)
     searcher = Searcher(lambda: store, settings)
-    return Rollout(options, Elsewhere(), protocol, searcher, rewards_of(make_rewards, embedder, searcher))
+    rewards = rewards_of(make_rewards, embedder, searcher)
+    return Rollout(options, Elsewhere(), protocol, searcher, rewards, read_splits(options.data))
 
 
 class Conversation:
