@@ -16,7 +16,7 @@ import pytest
 from forage.arguments import flags_of
 from tests import ROOT
 from tests.pages import options_of
-from tests.road import measure, walk
+from tests.road import make_start, measure, walk
 
 # folder: (tokens of its Python files, modules directly in it). A folder of forage/ holds those inside it.
 BUDGETS = {
@@ -118,9 +118,13 @@ def test_the_pages_are_no_longer_than_one_reads():
     check("lines of documentation", sum(len(page.read_text().splitlines()) for page in pages), PAGES)
 
 
-def test_one_step_stays_short_from_jsonl_to_gradient(tiny, tmp_path):
+@pytest.mark.slow
+def test_one_step_stays_short_from_jsonl_to_gradient(tmp_path):
     """`python -m tests.road` prints which files it is made of."""
-    for what, count in measure(walk(tiny, tmp_path / "run")).items():
+    make_start(tmp_path)
+    road = walk(tmp_path, tmp_path / "run")
+    assert {"forage/store/vectors.py", "forage/grpo/losses.py"} <= road.keys()  # it searched, and it learnt
+    for what, count in measure(road).items():
         check(f"{what} that a step of grpo_train.py calls", count, ROAD[what])
 
 

@@ -74,6 +74,8 @@ async def follow_trainer(options: RolloutOptions, worker: WorkerOptions, make_re
     async with open_worker(options, worker, make_rewards) as (rollout, name):
         if (run_dir / FINISHED).exists():
             print(f"{run_dir} is finished; to continue it, start grpo_train.py with more --max-steps first")
+        elif known and known.options["rollouts"] == "own":
+            raise UserError(f"{run_dir} plays its episodes itself; workers help a run that has --rollouts service")
         await play_plans(rollout, run_dir, name, check=lambda: refuse_change(run_dir, known))
 
 

@@ -2,6 +2,8 @@
 
 import asyncio
 import math
+import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -14,29 +16,19 @@ from forage.grpo.losses import ADVANTAGES, LOSSES, ScoredBatch, Totals, advantag
 from forage.grpo.options import LossOptions, UpdateOptions
 from forage.policy.card import read_policy_card
 from forage.policy.packing import pack
+from tests import ROOT
 from tests.factories import Sequence
+from tests.pages import fenced
+from tests.tiny_training import tiny_options, train
 
-MINE = """
-from forage.engines.base import Engine, Sample
-from forage.grpo.losses import PolicyTerms
-
-def likelihood(tokens, options):
-    never = tokens.logprobs_BT > 0
-    return PolicyTerms(-tokens.advantages_BT * tokens.logprobs_BT, tokens.ratio_BT(), never, never)
-
-def halved(differences_N, groups):
-    return differences_N / groups.sizes_G[groups.number_N]
-
-class Parrot(Engine):
-    async def generate(self, request):
-        return Sample(request.ids[-1:], (0.0,), "stop")
-"""
+[MINE] = [code for code in fenced(ROOT / "docs/training.md", "python") if "PolicyTerms" in code]  # as the page shows it
 
 
 @pytest.fixture
 def mine(tmp_path, monkeypatch):
     (tmp_path / "mine_of_a_user.py").write_text(MINE)
     monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "mine_of_a_user", raising=False)  # the last test's
     return "mine_of_a_user"
 
 
@@ -57,6 +49,19 @@ def test_a_loss_of_ones_own(mine):
 def test_an_advantage_of_ones_own(mine):
     """By hand: 0 and 1 in a, minus their mean and halved; b is flat."""
     assert advantages([0, 1, 3, 3], "aabb", f"{mine}:halved").tolist() == [-0.25, 0.25, 0, 0]
+
+
+def test_a_run_with_them_is_not_resumed_after_their_file_changed(mine, tiny, tmp_path):
+    options = tiny_options(
+        tiny, tmp_path / "run", max_steps=1, eval_every=0, loss=LossOptions(loss=f"{mine}:likelihood"),
+        advantage=f"{mine}:halved",
+    )  # fmt: skip
+    train(options)
+    assert (tmp_path / "run/adapters/v000001").is_dir()
+    with (tmp_path / f"{mine}.py").open("a") as file:
+        file.write("\n\ndef another(tokens, options): ...\n")
+    with pytest.raises(UserError, match=f"another {mine}.py"):
+        train(replace(options, max_steps=2))
 
 
 def test_an_engine_of_ones_own(mine, tiny):

@@ -14,7 +14,7 @@ from forage.errors import UserError
 from forage.policy.adapters import adapter_path, list_contents
 from forage.rollout.agreement import read_run, write_run
 from forage.rollout.options import RolloutOptions, WorkerOptions
-from forage.rollout.worker import as_in_run, refuse_change
+from forage.rollout.worker import FINISHED, as_in_run, refuse_change
 from forage.runs.stats import read_stats
 from forage.store.document_store import DocumentStore
 from forage.store.embedder import PACKAGED_EMBEDDER
@@ -207,3 +207,9 @@ def test_a_worker_notices_when_the_trainer_goes_on_with_other_rewards(run):
     write_run(run / "run", replace(known, rewards={**known.rewards, "low": "other"}))
     with pytest.raises(UserError, match=r"run.json has changed since this worker started; start the worker again"):
         refuse_change(run / "run", known)
+
+
+def test_a_worker_refuses_a_run_that_plays_its_episodes_itself(run):
+    (run / "run" / FINISHED).unlink()
+    with pytest.raises(UserError, match="--rollouts service"):
+        play(run)
