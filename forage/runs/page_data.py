@@ -18,7 +18,6 @@ from forage.agent.protocol import FAULTS
 from forage.data.records import Question
 from forage.errors import UserError
 from forage.files import json_lines
-from forage.policy.adapters import version_name
 from forage.policy.card import read_policy_card
 from forage.runs.stats import (
     WAIT,
@@ -67,7 +66,7 @@ def contents(run_dirs: Sequence[Path], max_episodes: int, max_tokens: int) -> di
             {
                 "name": path.resolve().name, "curves": curves(stats, read_evaluations(path)),
                 "notes": [*stats[-1].notes, *filter(None, [advice(stats)]), *verdict_on_run(path)],
-                "tables": tables(stats[-1], read_evaluations(path)),
+                "tables": tables(stats[-1]),
             }
             for path, stats in zip(run_dirs, histories, strict=True)
         ],
@@ -98,23 +97,16 @@ def stats_of(run_dir: Path) -> list[StepStats]:
 # The last step in words and figures
 
 
-def tables(stats: StepStats, evaluations: Mapping[int, Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
-    """Rows by caption: what no curve shows of the last step, and the first and the last evaluation. A row is a figure,
-    or has several.
-
-    Example: {"Rewards": {"mrr": {"mean": .5, "std": .1}}, "Seconds": {"rollout": 2}}.
-    """
-    found: dict[str, Mapping[str, Any]] = {
-        f"Rewards (step {stats.step})": stats.summary, "Ended because": explained(stats.stops, STOPS),
-        "Protocol faults": explained(stats.faults, FAULTS), "Seconds": stats.seconds, "Workers": stats.workers,
-        "Servers": stats.servers,
+def tables(stats: StepStats) -> dict[str, Mapping[str, float]]:
+    """Figures by caption: what no curve shows of a step. Example: {"Seconds": {"rollout": 2}}."""
+    found = {
+        "Ended because": explained(stats.stops, STOPS), "Protocol faults": explained(stats.faults, FAULTS),
+        "Seconds": stats.seconds, "Workers": stats.workers, "Servers": stats.servers,
     }  # fmt: skip
-    versions = dict.fromkeys((min(evaluations), max(evaluations))) if evaluations else {}
-    found |= {f"Evaluation of {version_name(each)}, 95 % interval": evaluations[each] for each in versions}
     return {caption: rows for caption, rows in found.items() if rows}
 
 
-def explained(counts: Mapping[str, Any], words: Mapping[str, str]) -> dict[str, Any]:
+def explained(counts: Mapping[str, int], words: Mapping[str, str]) -> dict[str, float]:
     """Counts under names with their words. Example: {"turns": 2} gives {"turns: the last turn allowed ...": 2}."""
     return {f"{name}: {words[name]}" if name in words else name: count for name, count in counts.items()}
 
