@@ -25,7 +25,6 @@ KNOWN_NAMES: dict[str, tuple[str, ...]] = {
     "focus": ("question_focus", "focus", "title", "topic", "entity"),
     "type": ("question_type", "qtype", "type"),
 }
-LONGEST = 4_000_000  # characters of a cell: four novels
 NEEDED = ("question", "answer")
 ALTERNATIVES = "use --dataset-name sample, or the path of a .jsonl, .jsonl.gz, .csv or .parquet file"
 
@@ -77,11 +76,6 @@ def to_rows(
     given, taken = {_text(record.get(columns["id"])) for record in records}, set[str]()
     for number, record in enumerate(records, 1):
         values = {kind: _text(record.get(name)) if name else "" for kind, name in columns.items()}
-        if huge := next((kind for kind, text in values.items() if len(text) > LONGEST), ""):
-            raise UserError(
-                f"row {number}: its {huge} has {len(values[huge]):,} characters, perhaps after a quote that nothing "
-                "closes; mend that row, or remove it"
-            )
         row_id = own = values["id"] or f"row-{number}"
         while own in taken or (own in given and own != values["id"]):  # MedQuAD repeats 34 of its ids
             seen[row_id] += 1
@@ -130,7 +124,7 @@ def _csv_records(path: Path) -> Iterator[dict[str, Any]]:
             head = file.readline()
             file.seek(0)
             apart = max(",;\t", key=head.count)
-            reader = csv.DictReader(file, delimiter=apart)
+            reader = csv.DictReader(file, delimiter=apart, strict=True)  # a quote that nothing closes is an error
             for record in reader:
                 if None in record:
                     raise UserError(
@@ -138,7 +132,9 @@ def _csv_records(path: Path) -> Iterator[dict[str, Any]]:
                     )
                 yield record
     except (UnicodeDecodeError, csv.Error) as error:
-        raise UserError(f"{path} can't be read to its end ({error}); save it as UTF-8") from error
+        raise UserError(
+            f"{path} can't be read to its end ({error}); save it as UTF-8, with every quote closed"
+        ) from error
 
 
 FILES = {".jsonl": _json_records, ".jsonl.gz": _json_records, ".csv": _csv_records, ".parquet": _parquet_records}

@@ -90,14 +90,6 @@ def test_a_tree_by_flash_attention_is_scored_as_rows_in_fp32():
     assert off(tree_gradients, exact_gradients) < 1.5 * off(plain_gradients, exact_gradients) < 0.1
 
 
-def test_a_tree_in_fp32_is_scored_as_rows():
-    policy, rows = policy_of(torch.float32), group()
-    tree, gradients = scored(policy, pack_trees(rows, 10_000))
-    plain, plain_gradients = scored(policy, pack(rows, 10_000))
-    assert off(tree, plain) < 1e-5
-    assert off(gradients, plain_gradients) < 1e-4
-
-
 def test_adapters_in_bf16_are_as_close_to_fp32_as_pefts():
     rows = group()
     exact, exact_gradients = scored(policy_of(torch.float32), pack(rows, 10_000))

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -56,46 +55,6 @@ def arguments(folder, run):
 def start(what, folder, name, *more, run="run"):
     command = [sys.executable, "-m", "tests.tiny_training", what, *arguments(folder, run), *more]
     return subprocess.Popen(command, cwd=ROOT, stdout=(folder / f"{name}.log").open("a"), stderr=subprocess.STDOUT)
-
-
-def worker(folder, name, url):
-    return start("play", folder, name, "--follow", "--worker", name, "--engine", "vllm", "--urls", url)  # fmt: skip
-
-
-@pytest.mark.timeout(900)
-def test_a_run_with_two_workers_of_which_one_is_killed(server, folder):
-    url = server.url
-    workers = [worker(folder, name, url) for name in ("a", "b")]
-    trainer = start(
-        "train", folder, "trainer", "--rollouts", "service", "--max-steps", str(STEPS), "--learning-rate", "1e-3",
-        "--eval-every", "0", "--on-collapse", "warn", "--max-staleness", "1",
-    )  # fmt: skip
-    while not list((folder / "run" / "episodes").glob("*/a.jsonl")) and trainer.poll() is None:
-        time.sleep(0.2)
-    workers[0].send_signal(signal.SIGKILL)
-    workers[0].wait()
-    workers[0] = worker(folder, "a", url)
-    assert trainer.wait() == 0, (folder / "trainer.log").read_text()[-3000:]
-    for process, name in zip(workers, "ab", strict=True):  # they end with the run
-        assert process.wait(timeout=300) == 0, (folder / f"{name}.log").read_text()[-3000:]
-
-    assert versions(folder / "run") == list(range(STEPS + 1))
-    stats = read_stats(folder / "run")
-    assert [row.step for row in stats] == list(range(STEPS))
-    for row in stats:
-        files = episode_files(folder / "run" / "episodes" / f"{row.step:06d}")
-        episodes = [episode for path in files for episode in read_episodes(path)]
-        assert row.episodes["count"] == 12
-        assert sum(row.workers.values()) == 12
-        [(address, sampled)] = row.servers.items()
-        assert (f"http://{address}", sampled) == (url, 12)
-        assert max(Counter(episode.id for episode in episodes).values()) == 1
-        assert len({episode.question_id for episode in episodes}) == 3
-        # Within the bound, and the trainer's own log-probabilities agree where the adapter was the newest.
-        played_by = {sampled_by(episode.adapter)[0] for episode in episodes}
-        assert played_by <= {row.step, row.step - 1}
-    assert stats[0].training["mismatch_mean_abs"] < 0.02
-    assert {int(row.adapter[1:]) for row in stats} - {0}, "no later adapter was ever used"
 
 
 ALONE = (

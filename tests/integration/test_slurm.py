@@ -49,8 +49,8 @@ def checkout(slurm):
     edited, changes = re.subn(r"    return \{\n        .mrr.+?\n    \}\n", REWARDS, script, flags=re.DOTALL)
     assert changes == 1
     (folder / "grpo_rollout.py").write_text(edited)
-    with (folder / "forage" / "runs" / "drawing.py").open("a") as drawing:  # drawing takes ten times as long as a step
-        drawing.write('\n\nCOMMAND = ("true",)\n')
+    with (folder / "forage" / "grpo" / "reporting.py").open("a") as file:  # drawing takes ten times as long as a step
+        file.write('\n\nCOMMAND = ("true",)\n')
     make_data(folder / "data")
     make_policy(folder / "models" / "policy", make_base(folder / "models" / "tiny"))
     (folder / ".env").write_text("".join(f"{name}={value}\n" for name, value in SETTINGS.items()))

@@ -236,25 +236,6 @@ def text_of(page, selector):
     return page.evaluate(f"document.querySelector({json.dumps(selector)})?.textContent")
 
 
-@pytest.mark.slow
-def test_rates_are_drawn_from_0_to_1_with_where_they_begin_and_end(tmp_path, chromium):
-    """Over the whole height a rise from .774 to .778 would look like a triumph."""
-    for step, mean in enumerate((0.774, 0.778)):
-        a_run(tmp_path, step, rewards=(mean,))
-        update = {"grad_norm": 2.0 + step}
-        write_stats(tmp_path, replace(STATS, step=step, rewards={"overall": [mean]}, training=update))
-    write_page(tmp_path)
-    page = chromium.open(tmp_path / "run.html")
-    drawn = page.evaluate("""[...document.querySelectorAll("figure")].map((f) => [f.querySelector("b").textContent,
-      f.querySelector("span").textContent, f.querySelector("polyline").getAttribute("points")])""")
-    by_name = {name: (said, [float(point.split(",")[1]) for point in points.split()]) for name, said, points in drawn}
-    said, heights = by_name["reward overall"]
-    assert said == "0.774 → 0.778 (scale 0 to 1)"
-    assert heights == pytest.approx([86 - 82 * 0.774, 86 - 82 * 0.778])
-    assert by_name["grad_norm"] == ("2 → 3 (scale 2 to 3)", [86, 4])
-    assert "Each training step plays other questions" in page.evaluate("document.body.textContent")
-
-
 GOUT, ASTHMA = "What is gout?", "How is asthma treated?"
 
 

@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rank_bm25 import BM25Okapi
 
+from forage.data.corpus import QUESTIONS
 from forage.data.records import clean
-from forage.data.sample import QUESTIONS
 from forage.errors import UserError
 from forage.files import json_lines
 from forage.store.bm25 import BM25, Tokenizer

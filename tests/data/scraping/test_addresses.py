@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forage.data.scraping.causes import Unfetchable
+from forage.data.scraping.content_folder import Unfetchable
 from forage.data.scraping.fetcher import _join
 from forage.data.scraping.hosts import is_public, look_up, parse_url
 

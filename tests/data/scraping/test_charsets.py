@@ -2,7 +2,7 @@
 
 import pytest
 
-from forage.data.scraping.bodies import decode_html
+from forage.data.scraping.page_text import decode_html
 
 SJOGREN = "Sjögren – café"
 

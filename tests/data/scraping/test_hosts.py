@@ -67,10 +67,3 @@ def test_a_hold_counts_from_now_and_never_shortens_another(clock):
     host.hold(3)
     host.hold(1)
     assert starts(host, clock, 2) == [3, 3]
-
-
-def test_a_host_that_was_left_alone_long_enough_is_asked_at_once(clock):
-    host = Host(delay=0.5, slots=asyncio.Semaphore(2))
-    starts(host, clock, 1)
-    clock.now += 60
-    assert starts(host, clock, 2) == [0, 0.5]

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forage.data.scraping.bodies import decode_html
-from forage.data.scraping.page_text import Block, read_page
+from forage.data.scraping.page_text import Block, decode_html, read_page
 
 
 def texts(html):
