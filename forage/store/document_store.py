@@ -103,7 +103,7 @@ class DocumentStore:
     def documents(self) -> dict[str, Document]:
         """The documents by id, read on first use."""
         if self._originals is None:
-            raise UserError(f"{self.path} is closed, or was built before documents were kept; re-run the build")
+            raise UserError(f"{self.path} is closed; open it again")
         rows = typed_lines(Document, self._originals.path, "a document", "re-run the build")
         return {document.id: document for document in rows}
 
@@ -123,7 +123,7 @@ class DocumentStore:
 
     @cached_property
     def chunks_digest(self) -> str:
-        return self.card.files.get(CHUNKS_FILE) or file_digest(self.path / CHUNKS_FILE)
+        return self.card.files[CHUNKS_FILE]
 
     @cached_property
     def vector_keys(self) -> list[str]:
@@ -281,7 +281,7 @@ class DocumentStore:
         if not card.complete:
             raise UserError(f"{path}: its build did not finish; re-run the same command to resume")
         vectors_inside = card.options.embedder != NO_EMBEDDER and not card.options.chroma_url
-        for part in (CHUNKS_FILE, BM25_FILE, *([VECTORS] if vectors_inside else [])):
+        for part in (CHUNKS_FILE, ORIGINALS_FILE, BM25_FILE, *([VECTORS] if vectors_inside else [])):
             if not (path / part).exists():
                 raise UserError(f"{path}: {part} is missing; re-run the build")
         if changed := [name for name, built in card.files.items() if file_digest(path / name) != built]:

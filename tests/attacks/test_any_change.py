@@ -18,11 +18,10 @@ from chromadb.api.shared_system_client import SharedSystemClient
 from forage.agent.options import AgentSettings, read_agent, write_agent
 from forage.arguments import UNWRITABLE
 from forage.data.records import Document, Question, read_documents, read_questions
-from forage.engines import chat_endpoint, completion
+from forage.engines import completion
 from forage.engines.base import Request, Sample
 from forage.engines.completion import UnreadyError
 from forage.errors import UserError
-from forage.extras.chat.endpoint import call_text
 from forage.files import write_jsonl
 from forage.policy.card import read_policy_card
 from forage.policy.policy import load_policy
@@ -200,7 +199,7 @@ class Reply:
 def outcome(thing):
     try:
         found = thing.read()
-    except (UserError, UnreadyError, chat_endpoint.NotNowError) as error:
+    except (UserError, UnreadyError) as error:
         return "one line" if "\n" not in str(error) else f"lines: {error}"
     except OSError as error:
         return "one line" if error.errno in UNWRITABLE else traceback.format_exc()
@@ -257,16 +256,6 @@ def sample_said(reply):
     return Sample(tuple(choice["token_ids"]), tuple(choice["logprobs"]["token_logprobs"]), choice["finish_reason"])
 
 
-def text_of(content):
-    message = chat_endpoint.choice_of(httpx.Response(200, content=content))["message"]
-    return message.get("content"), list(map(call_text, message.get("tool_calls") or ()))
-
-
-def chat_said(reply):
-    message = reply["choices"][0]["message"]
-    return message.get("content"), list(map(call_text, message.get("tool_calls") or ()))
-
-
 def hits_of(content, route="/retrieve"):
     """What RemoteStore makes of a reply of our server to a search, or to its first request, for the card."""
 
@@ -308,12 +297,6 @@ COMPLETION = {
         }
     ]
 }  # fmt: skip
-CALL = {"id": "1", "type": "function", "function": {"name": "search", "arguments": '{"query": "gout"}'}}
-CHAT = {
-    "choices": [
-        {"message": {"role": "assistant", "content": "Yes.", "tool_calls": [CALL]}, "finish_reason": "tool_calls"}
-    ]
-}
 FOUND = {
     "store": fingerprint_of(STORE, "c0de"),
     "result": [
@@ -329,7 +312,6 @@ FOUND = {
 def replies():
     return {
         "a completion": Reply(json.dumps(COMPLETION).encode(), sample_of, sample_said),
-        "a chat": Reply(json.dumps(CHAT).encode(), text_of, chat_said),
         "a search": Reply(json.dumps(FOUND).encode(), hits_of, hits_said),
         "a card": Reply(json.dumps(CARD).encode(), lambda c: hits_of(c, "/card"), lambda reply: hits_said(FOUND)),
     }

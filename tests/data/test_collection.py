@@ -9,9 +9,8 @@ from data_prep import Options, main
 from forage.data.chunking import Chunk
 from forage.data.collection import by_id, questions_of, read_beir, read_qrels
 from forage.data.options import DatasetOptions
-from forage.data.records import read_documents, read_questions
+from forage.data.records import read_questions
 from forage.errors import UserError
-from forage.store.document_store import DocumentStore
 from forage.store.options import StoreOptions
 
 HEADER = "query-id\tcorpus-id\tscore\n"
@@ -99,21 +98,6 @@ def test_a_broken_corpus_or_query_is_told_by_its_line(tmp_path, text, told):
 def prepare(beir, out, **changes):
     options = Options(out, dataset=DatasetOptions(str(beir)), store=StoreOptions(embedder="none"))
     main(replace(options, **changes))
-
-
-def test_a_prepared_collection_is_a_data_folder(beir, tmp_path, capsys):
-    out = tmp_path / "data"
-    prepare(beir, out)
-    assert "left out 1 (document without text 1)" in " ".join(capsys.readouterr().out.split())
-    assert [document.id for document in read_documents(out / "documents.jsonl")] == ["d1", "d2", "3"]
-    [held_out], [learnt] = read_questions(out / "eval.jsonl"), read_questions(out / "train.jsonl")
-    assert (held_out.id, held_out.relevant_chunk_ids) == ("q1", ("d1#0", "3#0"))
-    assert (learnt.id, learnt.relevant_chunk_ids) == ("q2", ("3#0",))
-    assert read_qrels(out / "qrels" / "eval.tsv") == {"q1": {"d1": 2, "3": 1, "d2": 0}}
-    [[hit]] = DocumentStore.open(out / "store").search(["ice"], 1, "sparse")
-    assert hit.chunk_id == "3#0"
-    [row] = (out / "rewriter" / "eval.jsonl").read_text().splitlines()
-    assert json.loads(row) == {"query": "what is gout", "relevant_doc_ids": ["d1#0", "3#0"]}
 
 
 def test_a_training_query_that_is_held_out_is_left_out(beir, tmp_path, capsys):

@@ -176,11 +176,6 @@ def test_gpus_that_can_not_be_are_refused_in_one_line(tmp_path, cards, settings,
     assert not list(tmp_path.glob("ran")) + list(tmp_path.glob("shared"))
 
 
-@pytest.mark.parametrize("more", [{"VLLM_GPU_MEMORY": "0.4"}, {"ENGINE": "local"}, {"CARD": "24"}])
-def test_a_small_card_may_be_used_by_settings_of_ones_own(tmp_path, cards, more):
-    assert stack("show", tmp_path / "none", **cards(mib=16384), **more).returncode == 0
-
-
 # Starting the services on GPUs
 
 
@@ -234,19 +229,6 @@ def test_of_several_cards_the_server_has_one_whole(tmp_path, prepared):
     assert "--gpu-memory-utilization 0.9 --enable-lora" in vllm
     done = stack("train", tmp_path / "none", **settings)
     assert done.stdout.startswith("gpus=1,2,3 order=PCI_BUS_ID -m torch.distributed.run --nproc-per-node 3 ")
-
-
-def test_what_is_waited_for_is_told_every_two_minutes(tmp_path, prepared, python):
-    """Each pause counts as 50 s. The server answers the seventh time, after 300 s."""
-    tries = tmp_path / "tries"
-    tries.write_text("123456")
-    asked = f"""-c*) left=$(<{tries}); printf %s "${{left:1}}" >{tries}; [ -z "$left" ] ;; # for"""
-    python.write_text(python.read_text().replace('-c*) echo "asked $*" ;; # for', asked))
-    settings, _ = prepared(1)
-    pause = {"BASH_FUNC_sleep%%": "() { SECONDS=$((SECONDS + 50)); }"}
-    told = stack("train", tmp_path / "none", **settings, **pause).stdout.splitlines()
-    what = "waiting for vLLM at http://127.0.0.1:8100, which shares the GPU (its log says what it does)"
-    assert told[:-1] == [what, f"{what}, for 2 minutes now", f"{what}, for 4 minutes now"]
 
 
 def test_settings_changed_after_something_was_made_by_them_are_refused(tmp_path, prepared):
