@@ -32,11 +32,11 @@ from forage.store.card import (
     SAME_MODEL,
     TURN,
     VECTORS,
+    Kept,
     StoreCard,
     check_place,
     fingerprint_of,
     finish_edit,
-    kept,
     read_card,
     write_card,
 )
@@ -67,7 +67,8 @@ class DocumentStore:
         self.chunks = chunks
         self.embedded = 0  # chunks that its build had to embed
         self._bm25 = bm25
-        self._originals, self._lease = kept(path / ORIGINALS_FILE), kept(path / READERS)
+        self._originals: Kept | None = Kept(path / ORIGINALS_FILE)
+        self._lease = Kept(path / READERS) if (path / READERS).exists() else None  # a copy may lack hidden files
         if self._lease:
             self._lease.share()
         self._tokenize = Tokenizer(card.options.language)

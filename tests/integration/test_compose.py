@@ -1,4 +1,4 @@
-"""The stack in real containers: it trains under DeepSpeed, loses each of its containers in turn to SIGKILL, and ends."""
+"""The stack in real containers: it trains under DeepSpeed, and outlives the death of each of its containers."""
 
 import json
 import os

@@ -19,7 +19,7 @@ from forage.policy.packing import pack, pack_trees, values_like
 from forage.policy.policy import add_adapter, create_policy, ready_to_train
 from forage.policy.precision import fp32_logits
 from forage.runs.stats import read_stats
-from tests.factories import EPISODE, Sequence
+from tests.factories import EPISODE, Sequence, stir
 from tests.tiny_training import tiny_options, train
 
 pytestmark = [
@@ -51,9 +51,7 @@ def policy_of(dtype):
     auto = AutoModelForCausalLM
     model = auto.from_config(AutoConfig.for_model("qwen2", **QWEN), dtype=torch.float32).cuda()
     policy = add_adapter(model, "random", AdapterOptions(r=8))
-    for name, weight in policy.named_parameters():
-        if "lora_B" in name:
-            torch.nn.init.normal_(weight, std=0.02)
+    stir(policy, 0.02)
     for name, weight in policy.named_parameters():
         if "lora" not in name:
             weight.data = weight.data.bfloat16().to(dtype)  # the same base in both

@@ -17,6 +17,7 @@ from forage.engines.base import EngineOptions, Sampling
 from forage.engines.vllm import VLLMEngine
 from forage.policy.adapters import publish_adapter
 from tests.bounds import mismatch_bound
+from tests.factories import stir
 from tests.integration.agreement import differences, requests_of
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
@@ -31,9 +32,7 @@ def merged(model_folder, tmp_path_factory):
     torch.manual_seed(1)
     base = AutoModelForCausalLM.from_pretrained(model_folder, dtype=torch.float32)
     policy = get_peft_model(base, LoraConfig(r=8, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM"))
-    for name, weight in policy.named_parameters():
-        if "lora_B" in name:
-            torch.nn.init.normal_(weight, std=0.01)
+    stir(policy, 0.01)
     policy.peft_config["default"].base_model_name_or_path = str(model_folder)
     publish_adapter(policy, folder / "policy", 0)
     settings = AgentSettings(mode="sparse", task=MEDICAL_TASK, max_turns=2, max_turn_tokens=48)
