@@ -1,6 +1,5 @@
 """Test collections: each form read by hand, each fault told by its line, and a folder that the other stages can use."""
 
-import json
 from dataclasses import replace
 
 import pytest
@@ -11,6 +10,7 @@ from forage.data.collection import by_id, questions_of, read_beir, read_qrels
 from forage.data.options import DatasetOptions
 from forage.data.records import read_questions
 from forage.errors import UserError
+from forage.files import write_jsonl
 from forage.store.options import StoreOptions
 
 HEADER = "query-id\tcorpus-id\tscore\n"
@@ -29,15 +29,11 @@ def write(path, text):
     return path
 
 
-def lines(rows):
-    return "".join(json.dumps(row) + "\n" for row in rows)
-
-
 @pytest.fixture
 def beir(tmp_path):
     folder = tmp_path / "beir"
-    write(folder / "corpus.jsonl", lines(CORPUS))
-    write(folder / "queries.jsonl", lines(QUERIES))
+    write_jsonl(folder / "corpus.jsonl", CORPUS)
+    write_jsonl(folder / "queries.jsonl", QUERIES)
     write(folder / "qrels" / "test.tsv", f"{HEADER}q1\td1\t2\nq1\t3\t1\nq1\td2\t0\nq3\td2\t0\n")
     write(folder / "qrels" / "train.tsv", f"{HEADER}q2\t3\t1\n")
     return folder
@@ -71,28 +67,18 @@ def test_judgements_of_what_is_not_there_are_counted(beir):
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("read", "text", "told"),
     [
-        (f"{HEADER}q1\td1\n", r":2: not query<tab>document<tab>whole number; fix"),
-        ("q1\td1\thigh\n", r":1: not query"),
+        (read_qrels, f"{HEADER}q1\td1\n", ":2: not query<tab>document<tab>whole number; fix"),
+        (read_qrels, "q1\td1\thigh\n", ":1: not query"),
+        (by_id, '{"_id": "a", "text": "x"}\n{"_id": \n', ":2: not JSON"),
+        (by_id, '{"text": "x"}\n', ":1: no _id"),
+        (by_id, '{"_id": "a", "text": "x"}\n{"_id": "a", "text": "y"}\n', ":2: no _id, or one that an earlier line"),
     ],
 )
-def test_broken_judgements_are_told_by_their_line(tmp_path, text, told):
-    with pytest.raises(UserError, match=r"qrels\.tsv" + told):
-        read_qrels(write(tmp_path / "qrels.tsv", text))
-
-
-@pytest.mark.parametrize(
-    ("text", "told"),
-    [
-        ('{"_id": "a", "text": "x"}\n{"_id": \n', r":2: not JSON"),
-        ('{"text": "x"}\n', r":1: no _id"),
-        ('{"_id": "a", "text": "x"}\n{"_id": "a", "text": "y"}\n', r":2: no _id, or one that an earlier line has"),
-    ],
-)
-def test_a_broken_corpus_or_query_is_told_by_its_line(tmp_path, text, told):
-    with pytest.raises(UserError, match=told):
-        by_id(write(tmp_path / "c.jsonl", text))
+def test_what_is_broken_is_told_by_its_line(tmp_path, read, text, told):
+    with pytest.raises(UserError, match=f"given{told}"):
+        read(write(tmp_path / "given", text))
 
 
 def prepare(beir, out, **changes):
@@ -102,7 +88,7 @@ def prepare(beir, out, **changes):
 
 def test_a_training_query_that_is_held_out_is_left_out(beir, tmp_path, capsys):
     """In the same words under another id, as some collections have them."""
-    write(beir / "queries.jsonl", lines([*QUERIES, {"_id": "q4", "text": "What is gout?"}]))
+    write_jsonl(beir / "queries.jsonl", [*QUERIES, {"_id": "q4", "text": "What is gout?"}])
     write(beir / "qrels" / "train.tsv", f"{HEADER}q2\t3\t1\nq4\td1\t1\n")
     prepare(beir, tmp_path / "data")
     assert "training queries that are held out, left out 1 " in " ".join(capsys.readouterr().out.split())

@@ -1,5 +1,4 @@
-"""Trainer and workers as processes of their own beside a real vLLM server, one worker killed on the way; a trainer that
-starts its own server; and an agent of the user's own that a server plays."""
+"""A trainer that starts a real vLLM server of its own."""
 
 import os
 import random
@@ -15,20 +14,13 @@ from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-import grpo_rollout
-import grpo_train
 from forage.agent.episode import episode_files, read_episodes
-from forage.arguments import parse
-from forage.extras.gateway.own_agent import recorded
-from forage.grpo.options import TrainOptions
-from forage.policy.adapters import adapter_path, publish_adapter, sampled_by, versions
+from forage.policy.adapters import adapter_path, publish_adapter, versions
 from forage.policy.card import PolicyCard, write_policy_card
-from forage.runs.stats import read_stats
 from tests import ROOT
-from tests.tiny import make_data, rewards_of_tokens
+from tests.tiny import make_data
 
 pytestmark = pytest.mark.vllm
-STEPS = 3
 
 
 @pytest.fixture(scope="module")
@@ -45,21 +37,14 @@ def folder(tmp_path_factory, model_folder):
     return folder
 
 
-def arguments(folder, run):
-    return [
-        "--data", str(folder / "data"), "--policy", str(folder / "smollm2"), "--run-dir", str(folder / run),
-        "--mode", "sparse", "--max-turn-tokens", "12", "--max-turns", "2", "--batch-size", "3", "--num-rollouts", "4",
+def start(folder, run):
+    command = [
+        sys.executable, "-m", "tests.tiny_training", "train", "--data", folder / "data", "--policy", folder / "smollm2",
+        "--run-dir", folder / run, *"--mode sparse --max-turn-tokens 12 --max-turns 2 --batch-size 3 --num-rollouts 4 "
+        "--engine vllm --max-steps 2 --learning-rate 1e-3 --eval-every 0 --on-collapse warn".split(),
     ]  # fmt: skip
-
-
-def start(what, folder, name, *more, run="run"):
-    command = [sys.executable, "-m", "tests.tiny_training", what, *arguments(folder, run), *more]
-    return subprocess.Popen(command, cwd=ROOT, stdout=(folder / f"{name}.log").open("a"), stderr=subprocess.STDOUT)
-
-
-ALONE = (
-    "--engine", "vllm", "--max-steps", "2", "--learning-rate", "1e-3", "--eval-every", "0", "--on-collapse", "warn",
-)  # fmt: skip
+    log = (folder / f"{run}.log").open("a")
+    return subprocess.Popen(list(map(str, command)), cwd=ROOT, stdout=log, stderr=subprocess.STDOUT)
 
 
 def in_session(number):
@@ -70,7 +55,7 @@ def in_session(number):
 
 @pytest.mark.timeout(1200)
 def test_one_command_starts_its_own_server_and_leaves_none_when_it_is_killed(vllm_environment, folder):
-    trainer = start("train", folder, "killed", *ALONE, run="killed")
+    trainer = start(folder, "killed")
     episodes = folder / "killed" / "episodes"
     while not list(episodes.glob("*/*.jsonl")) and trainer.poll() is None:
         time.sleep(0.2)
@@ -86,7 +71,7 @@ def test_one_command_starts_its_own_server_and_leaves_none_when_it_is_killed(vll
     assert not in_session(server)
 
     for run in ("killed", "whole"):
-        done = start("train", folder, run, *ALONE, run=run)
+        done = start(folder, run)
         assert done.wait() == 0, (folder / f"{run}.log").read_text()[-3000:]
         assert versions(folder / run) == [0, 1, 2]
     played = {run: sampled(folder / run) for run in ("killed", "whole")}
@@ -106,29 +91,3 @@ def sampled(run):
     """The tokens of each episode, by its step and id."""
     files = [path for step in (0, 1) for path in episode_files(run / "episodes" / f"{step:06d}")]
     return {(path.parent.name, each.id): each.ids for path in files for each in read_episodes(path)}
-
-
-async def asks_twice(question, client, tools):
-    messages = [{"role": "user", "content": question}]
-    first = await client.chat.completions.create(model="policy", messages=messages, tools=tools.definitions)
-    messages += [first.choices[0].message, {"role": "user", "content": await tools.search(question)}]
-    reply = await client.chat.completions.create(model="policy", messages=messages, tools=tools.definitions)
-    return reply.choices[0].message.content
-
-
-@pytest.mark.timeout(900)
-@pytest.mark.usefixtures("no_plots")
-def test_an_agent_of_ones_own_is_recorded_as_the_trainer_scores_it(server, folder, monkeypatch):
-    monkeypatch.setattr(grpo_rollout, "get_agent", lambda: recorded(asks_twice))
-    flags = [*arguments(folder, "own"), *ALONE, "--urls", server.url]
-    grpo_train.main(parse(TrainOptions, flags), rewards_of_tokens)
-    stats = read_stats(folder / "own")
-    for step, row in enumerate(stats):
-        [path] = episode_files(folder / "own" / "episodes" / f"{step:06d}")
-        episodes = list(read_episodes(path))
-        assert len(episodes) == 12
-        for episode in episodes:
-            assert (len(episode.turns), episode.earlier) == (2, ())
-            assert sampled_by(episode.adapter)[0] == step
-        assert row.training["mismatch_mean_abs"] < 0.02  # a token told otherwise than it was sampled would show
-        assert row.training["grad_norm"] > 0

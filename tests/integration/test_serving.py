@@ -1,6 +1,5 @@
 """A merged policy behind a real vLLM server with tool calling, asked by the openai package."""
 
-import asyncio
 import json
 
 import pytest
@@ -13,12 +12,8 @@ import merge_lora
 from forage.agent.options import AgentSettings, read_agent, write_agent
 from forage.agent.prompts import MEDICAL_TASK
 from forage.agent.protocol import Protocol, read_turn, write_call
-from forage.engines.base import EngineOptions, Sampling
-from forage.engines.vllm import VLLMEngine
 from forage.policy.adapters import publish_adapter
-from tests.bounds import mismatch_bound
 from tests.factories import stir
-from tests.integration.agreement import differences, requests_of
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 QUESTION, RESULT = "What is gout?", "[1] Gout: a disease\n[2] Gout: crystals"
@@ -95,14 +90,3 @@ def test_a_call_comes_back_as_a_call(ask, trained):
     written = trained.text(choice.token_ids)
     assert read_turn(written).calls[0].query == " ".join(json.loads(call.function.arguments)["query"].split())
     assert choice.token_ids[-1] == trained.end_of_turn
-
-
-def test_the_merged_policys_log_probabilities_are_those_of_the_folder(server, merged, trained):
-    requests = requests_of(trained, count=4, sampling=Sampling(temperature=0))
-
-    async def run():
-        async with VLLMEngine(EngineOptions(urls=(server.url,))) as engine:
-            return await asyncio.gather(*(engine.generate(request) for request in requests))
-
-    apart = differences(AutoModelForCausalLM.from_pretrained(merged, dtype=torch.float32), requests, asyncio.run(run()))
-    assert apart.mean() < mismatch_bound("float32")

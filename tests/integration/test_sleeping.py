@@ -18,38 +18,22 @@ pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 GREEDY = Request((11, 22, 33, 44), 16, (2,), sampling=Sampling(0), episode="q/0")
 
 
-@pytest.fixture
-def pretending(monkeypatch):
-    """As if it had been started with --enable-sleep-mode."""
-    real = vllm.has_sleep_mode
-
-    def has_sleep_mode(answer, client):
-        assert real(answer, client) is False  # its configuration was read
-        return True
-
-    monkeypatch.setattr(vllm, "has_sleep_mode", has_sleep_mode)
-
-
-def options_of(server, **more):
-    return EngineOptions(urls=(server.url,), **more)
-
-
 def says_that_it_sleeps(server):
     return httpx.get(f"{server.url}/is_sleeping").json()["is_sleeping"]
 
 
 def test_a_server_that_would_free_nothing_is_refused(server):
     with pytest.raises(UserError, match=r"has no sleep mode; start it with --enable-sleep-mode"):
-        asyncio.run(fall_asleep(options_of(server)))
+        asyncio.run(fall_asleep(EngineOptions(urls=(server.url,))))
     assert not says_that_it_sleeps(server)
 
 
-@pytest.mark.usefixtures("pretending")
-def test_a_step_in_turns(server, adapters):
-    """The adapter is known after waking, and answers as before."""
+def test_a_step_in_turns(server, adapters, monkeypatch):
+    """The adapter is known after waking, and answers as before; as if started with --enable-sleep-mode."""
+    monkeypatch.setattr(vllm, "has_sleep_mode", lambda answer, client: True)
 
     async def run():
-        async with VLLMEngine(options_of(server), sleeps=True) as engine:
+        async with VLLMEngine(EngineOptions(urls=(server.url,)), sleeps=True) as engine:
             await engine.load_adapter("run-v000001", adapters / "v000001")
             before = await engine.generate(GREEDY)
             await engine.sleep()
@@ -61,18 +45,3 @@ def test_a_step_in_turns(server, adapters):
         assert not says_that_it_sleeps(server)  # awake for whoever comes next
 
     asyncio.run(run())
-
-
-@pytest.mark.usefixtures("pretending")
-def test_what_a_killed_trainer_left_asleep_is_woken_by_the_next_and_waited_for_by_others(server):
-    asyncio.run(fall_asleep(options_of(server)))
-    assert says_that_it_sleeps(server)
-
-    async def run(sleeps, **more):
-        async with VLLMEngine(options_of(server, **more), sleeps=sleeps) as engine:
-            return await engine.generate(GREEDY)
-
-    with pytest.raises(UserError, match=r"\(it is asleep\), so it can't be used"):
-        asyncio.run(run(False, patience=0.5))
-    assert len(asyncio.run(run(True)).ids) > 1
-    assert not says_that_it_sleeps(server)

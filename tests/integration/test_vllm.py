@@ -9,14 +9,10 @@ import torch
 from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
-from forage.agent.agent import Agent, BatchedSearch
-from forage.agent.options import AgentSettings
-from forage.data.records import Question
 from forage.engines.base import EngineOptions, Request, Sampling
 from forage.engines.vllm import VLLMEngine
 from tests.bounds import mismatch_bound
 from tests.integration.agreement import QUESTIONS, differences, requests_of
-from tests.scripted_engine import search_many
 
 
 class RoundedHead(torch.nn.Module):
@@ -149,30 +145,3 @@ def test_a_sample_ends_with_the_token_that_stopped_it_and_seeds_repeat(server, p
     assert first.ids[-1] == stop[0]
     assert stop[0] not in first.ids[:-1]
     assert first.ids == again.ids
-
-
-def test_killed_and_started_again_nothing_is_lost_and_nothing_twice(server, adapters, protocol):
-    """SIGKILL in mid-rollout: all episodes come to their end, with tokens of the adapter, each once."""
-
-    async def act(engine):
-        await engine.load_adapter("kill-v000001", adapters / "v000001")
-        generate, answered = engine.generate, asyncio.Event()
-
-        async def heard(request):
-            sample = await generate(request)
-            answered.set()
-            return sample
-
-        engine.generate = heard
-        agent = Agent(engine, protocol, BatchedSearch(search_many), AgentSettings(max_turns=3, max_turn_tokens=48))
-        games = [asyncio.create_task(agent.play(Question(str(n), QUESTIONS[n % 4], ""), 0)) for n in range(12)]
-        await answered.wait()
-        assert not all(game.done() for game in games)
-        server.kill()
-        server.start()
-        return await asyncio.gather(*games)
-
-    episodes = with_engine(server, act, patience=400)
-    assert sorted(int(episode.question_id) for episode in episodes) == list(range(12))
-    assert {episode.stop for episode in episodes} <= {"answer", "no_action", "turns", "tokens", "turn_tokens"}
-    assert all(episode.adapter == "kill-v000001" for episode in episodes)
