@@ -189,18 +189,15 @@ class DocumentStore:
 
     def _edit(self, change: Callable[[Self], dict[str, Document]]) -> None:
         with _writing(self.path):
-            made = self._changed(change)
+            now = self if read_card(self.path) == self.card else self.open(self.path)  # another process edits it, too
+            documents = change(now)
+            same = {doc_id for doc_id, document in documents.items() if now.documents.get(doc_id) == document}
+            known = {doc_id: chunks for doc_id, chunks in by_document(now.chunks).items() if doc_id in same}
+            embedder = None if now.options.embedder == NO_EMBEDDER else now.embedder
+            made = self._write(self.path, documents, now.options, embedder, known)
             vars(self).clear()
             vars(self).update(vars(made))
             self._remove_unused()
-
-    def _changed(self, change: Callable[[Self], dict[str, Document]]) -> Self:
-        now = self if read_card(self.path) == self.card else self.open(self.path)  # another process edits it, too
-        documents = change(now)
-        same = {doc_id for doc_id, document in documents.items() if now.documents.get(doc_id) == document}
-        known = {doc_id: chunks for doc_id, chunks in by_document(now.chunks).items() if doc_id in same}
-        embedder = None if now.options.embedder == NO_EMBEDDER else now.embedder
-        return self._write(self.path, documents, now.options, embedder, known)
 
     @classmethod
     def _write(

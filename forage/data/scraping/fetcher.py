@@ -35,7 +35,6 @@ ROBOT = "forage"  # the name that rules of robots.txt are matched against
 MAX_WAIT = 60.0  # seconds before a retry, or for a Retry-After or a Crawl-delay
 MAX_REDIRECTS = 5
 UNREACHABLE_AFTER = 5  # failures in a row to connect to a host or to get its robots.txt
-REDIRECTS = {301, 302, 303, 307, 308}
 PAGE_TYPES = {"text/html", "application/xhtml+xml", "text/plain"}
 ROBOTS_BYTES = 512 * 1024  # RFC 9309 asks for at least 500 KiB; the rest is ignored
 PIECE = 64 * 1024  # decompressed data at a time
@@ -209,7 +208,7 @@ class Fetcher:
 
     async def _answer(self, host: Host, url: httpx.URL, response: httpx.Response, read: ReadBody) -> _Answer:
         status = response.status_code
-        if status in REDIRECTS and "location" in response.headers:
+        if response.has_redirect_location:
             return _Answer(url, status, location=response.headers["location"])
         cause = cause_of_status(status)
         if cause in ("rate_limited", "server_error"):

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from bs4 import BeautifulSoup, Tag
+from bs4.dammit import EncodingDetector
 from bs4.element import NavigableString, PreformattedString
 
 HEADINGS = ("h1", "h2", "h3", "h4", "h5", "h6")
@@ -254,7 +255,6 @@ def _dashed(name: str) -> str:
 
 # Charsets
 
-META_CHARSET = re.compile(rb"<(?:meta|\?xml)\b[^>]*?(?:charset|encoding)\s*=\s*[\"']?\s*([\w.:-]+)", re.I)
 # Browsers read these charsets as their supersets, and pages rely on it.
 SUPERSETS = {"iso8859-1": "cp1252", "ascii": "cp1252", "gb2312": "gb18030", "gbk": "gb18030"}
 SUPERSETS |= {"shift_jis": "cp932", "euc_kr": "cp949"}
@@ -267,9 +267,8 @@ def decode_html(body: bytes, charset: str | None) -> str:
 
     Valid UTF-8 comes before the declarations: they are wrong more often than other text is valid UTF-8 by chance.
     """
-    meta = META_CHARSET.search(body[:4096])
-    declared = (_codec(charset or ""), _codec(meta[1].decode("ascii", "replace") if meta else ""))
-    texts = (_decode(body, codec) for codec in ("utf-8-sig", *declared))
+    meta = EncodingDetector.find_declared_encoding(body[:4096], is_html=True)
+    texts = (_decode(body, codec) for codec in ("utf-8-sig", _codec(charset or ""), _codec(meta or "")))
     text = next((text for text in texts if text is not None), None)
     # libxml2 would end the page at a NUL.
     return (body.decode("cp1252", "replace") if text is None else text).replace("\0", "")
