@@ -12,11 +12,11 @@ from forage.agent.episode import Search, append_episodes
 from forage.data.records import Question
 from forage.errors import UserError
 from forage.runs.page_data import (
-    Pieces,
     contents,
     curves,
     leads,
     row,
+    texts_of,
     tokens,
 )  # fmt: skip
 from forage.runs.report import write_page
@@ -81,35 +81,30 @@ def test_curves_have_the_means_of_rewards_and_the_figures_of_the_update():
     assert not [name for name in drawn if name.startswith(("seconds", "tokens/s"))]
 
 
+def words(ids):
+    """A token's text is its number; 5 ends a turn."""
+    return "".join(f"{number} " if number != 5 else "end " for number in ids)
+
+
 def test_tokens_come_with_their_texts_parts_and_figures():
-    class Words:
-        """A token's text is its number; 5 ends a turn."""
-
-        def decode(self, ids):
-            return "".join(f"{number} " if number != 5 else "end " for number in ids)
-
-    episode = replace(EPISODE, transcript=Words().decode(EPISODE.ids), credits=(0.0,) * 8 + (0.25, 0.0))
+    episode = replace(EPISODE, transcript=words(EPISODE.ids), credits=(0.0,) * 8 + (0.25, 0.0))
     texts = {}
-    pieces = Pieces(Words(), texts)
-    found = tokens(episode, pieces)
+    found = tokens(episode, words, texts)
     assert "".join(list(texts)[number] for number in found["texts"]) == "1 2 3 4 end 6 7 8 9 end "
     assert found["parts"] == [3, 2, 3, 2]
     assert found["logprobs"] == [-0.2, -0.1, -0.7, 0.0]
     assert found["credits"] == [0.0, 0.0, 0.25, 0.0]
-    assert tokens(replace(episode, transcript="other"), pieces) is None
-    assert tokens(replace(EPISODE, mask=(1,) * 10, transcript=episode.transcript), pieces)["parts"] == [0, 10]
+    assert tokens(replace(episode, transcript="other"), words, texts) is None
+    assert tokens(episode, None, texts) is None
+    assert tokens(replace(EPISODE, mask=(1,) * 10, transcript=episode.transcript), words, texts)["parts"] == [0, 10]
 
 
 def test_a_character_of_several_tokens_is_whole():
     tokenizer = make_tokenizer()
     text = "gout – 5 µg 🦶 e\u0301"
-    ids = tokenizer.encode(text)
-    texts = {}
-    numbers = Pieces(tokenizer, texts).of(ids, text)
-    found = [list(texts)[number] for number in numbers]
+    found = texts_of(tokenizer.encode(text), lambda ids: tokenizer.decode(list(ids)))
     assert "".join(found) == text
     assert "🦶" in found
-    assert Pieces(None, {}).of(ids, text) is None
 
 
 def test_two_runs_share_the_page_and_what_is_refused(tmp_path):
