@@ -267,7 +267,7 @@ def decode_html(body: bytes, charset: str | None) -> str:
 
     Valid UTF-8 comes before the declarations: they are wrong more often than other text is valid UTF-8 by chance.
     """
-    meta = EncodingDetector.find_declared_encoding(body[:4096], is_html=True)
+    meta = EncodingDetector.find_declared_encoding(body[:4096], is_html=True, search_entire_document=True)
     texts = (_decode(body, codec) for codec in ("utf-8-sig", _codec(charset or ""), _codec(meta or "")))
     text = next((text for text in texts if text is not None), None)
     # libxml2 would end the page at a NUL.
