@@ -91,14 +91,15 @@ class Chromium:
         message, self._unread = self._unread.split(b"\0", 1)
         return json.loads(message)
 
-    def open(self, path, width=1280, height=900, scheme="light"):
+    def open(self, path, width=1280, height=900):
         """Open a file in a new tab, and wait until its script has drawn the list."""
         target = self.send("Target.createTarget", url="about:blank")["targetId"]
         page = Page(self, self.send("Target.attachToTarget", targetId=target, flatten=True)["sessionId"])
         for domain in ("Runtime", "Log", "Page", "Network"):
             page.send(f"{domain}.enable")
-        page.resize(width, height)
-        page.send("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
+        page.send(
+            "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width < 600
+        )
         page.send("Page.navigate", url=path.resolve().as_uri())
         page.wait("document.getElementById('count')?.textContent")
         return page
@@ -127,11 +128,6 @@ class Page:
             if time.monotonic() > until:
                 raise RuntimeError(f"{script} did not become true in {PATIENCE:g} s")
             time.sleep(0.02)
-
-    def resize(self, width, height):
-        self.send(
-            "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width < 600
-        )
 
     def said(self):
         """What the page wrote to the console, its exceptions, and the log's entries, since the browser started."""

@@ -72,6 +72,15 @@ class Clock:
         return self.seconds
 
 
+def stir(policy, std):
+    """Let an adapter, which begins as nothing, change what its base says."""
+    import torch
+
+    for name, weight in policy.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(weight, std=std)
+
+
 def tiny_llama(**settings):
     """61 tokens, two layers, random weights: for tests that make their token ids themselves."""
     from transformers import LlamaConfig, LlamaForCausalLM

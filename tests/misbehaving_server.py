@@ -76,7 +76,6 @@ class MisbehavingServer(socketserver.ThreadingTCPServer):
         self.robots = {}
         self.answer_after = 0.0  # seconds that a page takes
         self.until = lambda log: True  # what good pages wait for, such as others beside them
-        self.tickets = None  # each page takes one, and waits where there is none
 
     @property
     def address(self):
@@ -112,8 +111,6 @@ class _Handler(socketserver.StreamRequestHandler):
             if path == "/robots.txt":
                 self.robots(host)
             else:
-                if self.server.tickets:
-                    self.server.tickets.acquire(timeout=LONG)
                 name, _, rest = path.lstrip("/").partition("/")
                 getattr(self, name.replace("-", "_"))(rest)
         finally:

@@ -26,9 +26,9 @@ def free_port():
 
 
 @contextmanager
-def answering(app, host="127.0.0.1"):
+def answering(app, host="127.0.0.1", port=0):
     """Its address, while it runs in a thread."""
-    with socket.create_server((host, 0)) as listening:
+    with socket.create_server((host, port)) as listening:
         server = server_of(app)
         thread = Thread(target=server.run, args=([listening],), daemon=True)
         thread.start()

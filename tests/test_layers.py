@@ -27,8 +27,8 @@ LEVEL = {folder: level for level, folders in enumerate(LAYERS) for folder in fol
 SCRIPTS = {path.stem for path in ROOT.glob("*.py")}
 # Rooms of the core beside the road: what grpo_train.py can do without. They know the road, which does not know them.
 ROOMS = (
-    "evaluate", "forage.evaluation", "forage.publishing", "forage.runs.compare", "forage.runs.page_data",
-    "forage.runs.plots", "forage.runs.report", "forage.runs.trackers", "forage.sft",
+    "evaluate", "forage.evaluation", "forage.publishing", "forage.runs.page_data", "forage.runs.plots",
+    "forage.runs.report", "forage.runs.trackers", "forage.sft",
 )  # fmt: skip
 # What the road imports of them nevertheless; to become empty.
 STILL_IMPORTED = {"forage.runs.trackers"}

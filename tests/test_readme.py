@@ -28,8 +28,7 @@ PATH = re.compile(r"`((?:forage|tests|scripts|bench|docs|sample_data)/[\w./-]+)`
 OTHERS = re.compile(r"docker|pip|python -m|scripts/")
 # That a user runs, with flags of their own.
 MODULES = (
-    "forage.extras.gateway.replay", "forage.policy.served_base", "forage.runs.compare",
-    "forage.runs.report",
+    "forage.extras.gateway.replay", "forage.policy.served_base", "forage.runs.report",
     "forage.extras.testtime.train_scorer", "forage.extras.testtime.self_evolve",
     "forage.extras.planning.library", "forage.extras.planning.teaching",
 )  # fmt: skip

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from forage.data.records import Document
@@ -50,14 +50,6 @@ class Chunk:
     @property
     def next(self) -> str | None:
         return f"{self.doc_id}#{self.index + 1}" if self.index + 1 < self.of else None
-
-
-def chunk_ids_by_document(chunks: Iterable[Chunk]) -> dict[str, list[str]]:
-    """The ids of each document's chunks, in their order."""
-    ids: dict[str, list[str]] = {}
-    for chunk in chunks:
-        ids.setdefault(chunk.doc_id, []).append(chunk.id)
-    return ids
 
 
 def chunk_document(document: Document, count: CountTokens, size: int, overlap: int) -> list[Chunk]:

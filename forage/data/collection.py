@@ -15,8 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from forage.data.chunking import Chunk, chunk_ids_by_document
+from forage.data.chunking import Chunk
 from forage.data.records import Document, Question, clean
+from forage.data.relevance import by_document
 from forage.errors import UserError
 from forage.files import json_lines, replacing
 from forage.text import composed
@@ -105,11 +106,11 @@ def questions_of(collection: Collection, split: str, chunks: Iterable[Chunk]) ->
 
     Collections have no reference answers, so answers are empty.
     """
-    chunk_ids = chunk_ids_by_document(chunks)
+    chunks_of = by_document(chunks)
     questions = []
     for query_id, graded in collection.judgements[split].items():
         docs = sorted((d for d, grade in graded.items() if grade > 0), key=lambda d: -graded[d])
-        relevant = tuple(chunk_id for d in docs for chunk_id in chunk_ids.get(d, ()))
+        relevant = tuple(chunk.id for d in docs for chunk in chunks_of.get(d, ()))
         text = collection.queries[query_id]
         questions.append(Question(query_id, text, "", relevant_doc_ids=tuple(docs), relevant_chunk_ids=relevant))
     return questions

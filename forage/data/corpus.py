@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 from forage.data.chunking import Chunk
@@ -14,11 +18,15 @@ from forage.data.options import DatasetOptions
 from forage.data.qa_rows import QARow, read_records, to_rows
 from forage.data.records import Document, Question
 from forage.data.relevance import make_questions
-from forage.data.sample import QUESTIONS, sample_sites
 from forage.data.scraping.content_folder import PageRecord
 from forage.data.scraping.page_text import Page, drop_boilerplate, read_page
 from forage.data.scraping.scraper import scrape
+from forage.errors import UserError
 from forage.progress import Counting, counted
+
+SAMPLE = Path(__file__).resolve().parents[2] / "sample_data"
+QUESTIONS = SAMPLE / "questions.jsonl"
+PAGES = SAMPLE / "pages"  # a folder for each host
 
 
 @dataclass(frozen=True)
@@ -57,8 +65,8 @@ def load_corpus(options: DatasetOptions) -> Corpus:
     rows, lacking = to_rows(read_records(source, options.cache_dir, options.dataset_split), options.columns)
     pages: dict[str, PageRecord] = {}
     if options.scrape:
-        with ExitStack() as stack:
-            sites = stack.enter_context(sample_sites()) if sample else {}
+        served: AbstractContextManager[dict[str, str]] = sample_sites() if sample else nullcontext({})
+        with served as sites:
             pages = fetch_pages(rows, sites, options)
     texts, recurring = read_pages(pages, options)
     return Corpus(rows, lacking, pages, assemble(rows, texts), recurring)
@@ -91,3 +99,37 @@ def manifest_rows(corpus: Corpus) -> Iterator[dict[str, object]]:
         record = corpus.pages.get(url)
         fetched = asdict(record) if record else {"url": url, "status": None, "cause": "not_scraped"}
         yield {**fetched, "document": source, "document_id": doc_id}
+
+
+# The sample: a small medical corpus in sample_data/, whose pages a local server serves over HTTP
+
+
+@contextmanager
+def sample_sites() -> Iterator[dict[str, str]]:
+    """Serve the sample's hosts on the loopback address; yield host -> address:port, for ScrapeOptions.resolve."""
+    if not QUESTIONS.is_file():
+        raise UserError(f"{QUESTIONS} is missing; the sample data set comes with the repository: check it out again")
+    hosts = sorted(folder.name for folder in PAGES.iterdir() if folder.is_dir())
+    server = ThreadingHTTPServer(("127.0.0.1", 0), _Site)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield dict.fromkeys(hosts, f"127.0.0.1:{server.server_port}")
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+class _Site(SimpleHTTPRequestHandler):
+    """Serves the folder named by the request's Host header."""
+
+    def translate_path(self, path: str) -> str:
+        host = self.headers.get("Host", "").split(":")[0]
+        if not (PAGES / host).is_dir() or "/" in host or host.startswith("."):
+            return str(PAGES / "no such host")
+        self.directory = str(PAGES / host)
+        return super().translate_path(path)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass

@@ -9,12 +9,13 @@ from pathlib import Path, PurePath
 from forage.data.chunking import Chunk
 from forage.data.options import Columns
 from forage.data.own_documents import FileRecord
-from forage.data.qa_rows import QARow, read_records, to_rows
+from forage.data.qa_rows import KNOWN_NAMES, QARow, read_records, to_rows
 from forage.data.relevance import Placed, relevant_chunks
 from forage.progress import counted
 from forage.text import IDLE, folded, words_of
 
-SOURCES = ("source", "file", "path", "document", "filename", "url")  # usual names of the column that names a file
+# The column that names a file has other usual names than one of addresses.
+USUAL = {**KNOWN_NAMES, "url": ("source", "file", "path", "document", "filename", *KNOWN_NAMES["url"])}
 NEAREST = 20  # passages that are compared with an answer whose document isn't named
 UNTELLING = IDLE | {"yes", "no", "not", "none", "true", "false"}  # an answer of these alone is in any passage
 SAID = 0.6  # share of an answer's telling words that a passage says, at least, if the answer isn't there word for word
@@ -22,7 +23,7 @@ SAID = 0.6  # share of an answer's telling words that a passage says, at least, 
 
 def read_own_questions(file: str, columns: Columns) -> list[QARow]:
     """The rows of a file; `url` is the source."""
-    return to_rows(read_records(file, Path()), columns, needs=("question",), sources=SOURCES)[0]
+    return to_rows(read_records(file, Path()), columns, needs=("question",), usual=USUAL)[0]
 
 
 def place(

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from forage.data.options import Columns
 from forage.errors import UserError
@@ -17,7 +17,8 @@ from forage.machine import hub_reachable
 from forage.text import composed
 
 # Names that data sets give each column, likeliest first; case is ignored.
-KNOWN_NAMES: dict[str, tuple[str, ...]] = {
+KindsNames: TypeAlias = Mapping[str, tuple[str, ...]]
+KNOWN_NAMES: KindsNames = {
     "question": ("question", "query", "prompt", "input", "text"),
     "answer": ("answer", "response", "output", "ground_truth", "answers"),
     "url": ("document_url", "url", "source_url", "link", "page_url"),
@@ -25,7 +26,6 @@ KNOWN_NAMES: dict[str, tuple[str, ...]] = {
     "focus": ("question_focus", "focus", "title", "topic", "entity"),
     "type": ("question_type", "qtype", "type"),
 }
-LONGEST = 4_000_000  # characters of a cell: four novels
 NEEDED = ("question", "answer")
 ALTERNATIVES = "use --dataset-name sample, or the path of a .jsonl, .jsonl.gz, .csv or .parquet file"
 
@@ -43,22 +43,21 @@ class QARow:
 
 
 def find_columns(
-    names: Iterable[str], wanted: Columns, needs: Sequence[str] = NEEDED, sources: Sequence[str] = ()
+    names: Iterable[str], wanted: Columns, needs: Sequence[str] = NEEDED, usual: KindsNames = KNOWN_NAMES
 ) -> dict[str, str]:
-    """The column of each kind, empty where there is none, unless it is needed; `sources` are other names for url.
+    """The column of each kind by its usual names, empty where there is none, unless it is needed.
 
     Example: names Question, Answer, qtype -> question: Question, answer: Answer, type: qtype, and the others empty.
     """
     names = list(names)
     by_lower = {name.lower(): name for name in reversed(names)}
     found = {}
-    for kind, known in KNOWN_NAMES.items():
+    for kind, known in usual.items():
         asked = getattr(wanted, f"{kind}_column")
         own = next((name for name in names if composed(name) == composed(asked)), "")
         if asked and not own:
             raise UserError(f"--{kind}-column {asked}: no such column; the data set has {', '.join(names)}")
-        names_of_kind = (*(sources if kind == "url" else ()), *known)
-        found[kind] = own or next((by_lower[name] for name in names_of_kind if name in by_lower), "")
+        found[kind] = own or next((by_lower[name] for name in known if name in by_lower), "")
     for kind in needs:
         if not found[kind]:
             raise UserError(f"no {kind} column among {', '.join(names)}; name it with --{kind}-column")
@@ -66,22 +65,20 @@ def find_columns(
 
 
 def to_rows(
-    records: Iterable[Mapping[str, Any]], wanted: Columns, needs: Sequence[str] = NEEDED, sources: Sequence[str] = ()
+    records: Iterable[Mapping[str, Any]],
+    wanted: Columns,
+    needs: Sequence[str] = NEEDED,
+    usual: KindsNames = KNOWN_NAMES,
 ) -> tuple[list[QARow], Counter[str]]:
     """Rows of all records with unique ids, and how many rows lack a question, an answer or a URL."""
     records = list(records)
     if not records:
         raise UserError("the data set has no rows")
-    columns = find_columns(dict.fromkeys(name for record in records for name in record), wanted, needs, sources)
+    columns = find_columns(dict.fromkeys(name for record in records for name in record), wanted, needs, usual)
     rows, lacking, seen = list[QARow](), Counter[str](), Counter[str]()
     given, taken = {_text(record.get(columns["id"])) for record in records}, set[str]()
     for number, record in enumerate(records, 1):
         values = {kind: _text(record.get(name)) if name else "" for kind, name in columns.items()}
-        if huge := next((kind for kind, text in values.items() if len(text) > LONGEST), ""):
-            raise UserError(
-                f"row {number}: its {huge} has {len(values[huge]):,} characters, perhaps after a quote that nothing "
-                "closes; mend that row, or remove it"
-            )
         row_id = own = values["id"] or f"row-{number}"
         while own in taken or (own in given and own != values["id"]):  # MedQuAD repeats 34 of its ids
             seen[row_id] += 1
@@ -130,7 +127,7 @@ def _csv_records(path: Path) -> Iterator[dict[str, Any]]:
             head = file.readline()
             file.seek(0)
             apart = max(",;\t", key=head.count)
-            reader = csv.DictReader(file, delimiter=apart)
+            reader = csv.DictReader(file, delimiter=apart, strict=True)  # a quote that nothing closes is an error
             for record in reader:
                 if None in record:
                     raise UserError(
@@ -138,7 +135,9 @@ def _csv_records(path: Path) -> Iterator[dict[str, Any]]:
                     )
                 yield record
     except (UnicodeDecodeError, csv.Error) as error:
-        raise UserError(f"{path} can't be read to its end ({error}); save it as UTF-8") from error
+        raise UserError(
+            f"{path} can't be read to its end ({error}); save it as UTF-8, with every quote closed"
+        ) from error
 
 
 FILES = {".jsonl": _json_records, ".jsonl.gz": _json_records, ".csv": _csv_records, ".parquet": _parquet_records}

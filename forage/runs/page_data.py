@@ -7,18 +7,17 @@ direction of a line reaches the page.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import cache
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from forage.agent.episode import STOPS, Episode, episode_files, read_episodes
 from forage.agent.protocol import FAULTS
 from forage.data.records import Question
 from forage.errors import UserError
 from forage.files import json_lines
-from forage.policy.adapters import version_name
 from forage.policy.card import read_policy_card
 from forage.runs.stats import (
     WAIT,
@@ -34,6 +33,7 @@ from forage.text import encodable, printable, titled
 
 TORN = "�"  # what a tokenizer gives for a part of a character
 MOST_PARTS = 8  # tokens that a character may be torn into
+Decode: TypeAlias = Callable[[tuple[int, ...]], str]
 
 
 def contents(run_dirs: Sequence[Path], max_episodes: int, max_tokens: int) -> dict[str, Any]:
@@ -50,7 +50,7 @@ def contents(run_dirs: Sequence[Path], max_episodes: int, max_tokens: int) -> di
         kept, total = latest(run_dir, stats, max_episodes // len(run_dirs))
         left_out += total - len(kept)
         most = max_tokens // len(run_dirs)
-        pieces = Pieces(tokenizer_of(run_dir), texts) if kept and most else None
+        decode = decoder_of(run_dir) if kept and most else None
         data = data_of(run_dir)
         questions = questions_of(data, {episode.question_id for _, episode, _ in kept})
         first = {episode.question_id for _, episode, _ in kept[:most]}
@@ -59,15 +59,15 @@ def contents(run_dirs: Sequence[Path], max_episodes: int, max_tokens: int) -> di
         )
         for place, (step, episode, lead) in enumerate(kept):
             shown = row(step, episode, lead, questions.get(episode.question_id)) | {"run": number}
-            if pieces and place < most:
-                shown["tokens"] = tokens(episode, pieces)
+            if place < most:
+                shown["tokens"] = tokens(episode, decode, texts)
             rows.append(shown)
     held = {
         "runs": [
             {
                 "name": path.resolve().name, "curves": curves(stats, read_evaluations(path)),
                 "notes": [*stats[-1].notes, *filter(None, [advice(stats)]), *verdict_on_run(path)],
-                "tables": tables(stats[-1], read_evaluations(path)),
+                "tables": tables(stats[-1]),
             }
             for path, stats in zip(run_dirs, histories, strict=True)
         ],
@@ -98,23 +98,16 @@ def stats_of(run_dir: Path) -> list[StepStats]:
 # The last step in words and figures
 
 
-def tables(stats: StepStats, evaluations: Mapping[int, Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
-    """Rows by caption: what no curve shows of the last step, and the first and the last evaluation. A row is a figure,
-    or has several.
-
-    Example: {"Rewards": {"mrr": {"mean": .5, "std": .1}}, "Seconds": {"rollout": 2}}.
-    """
-    found: dict[str, Mapping[str, Any]] = {
-        f"Rewards (step {stats.step})": stats.summary, "Ended because": explained(stats.stops, STOPS),
-        "Protocol faults": explained(stats.faults, FAULTS), "Seconds": stats.seconds, "Workers": stats.workers,
-        "Servers": stats.servers,
+def tables(stats: StepStats) -> dict[str, Mapping[str, float]]:
+    """Figures by caption: what no curve shows of a step. Example: {"Seconds": {"rollout": 2}}."""
+    found = {
+        "Ended because": explained(stats.stops, STOPS), "Protocol faults": explained(stats.faults, FAULTS),
+        "Seconds": stats.seconds, "Workers": stats.workers, "Servers": stats.servers,
     }  # fmt: skip
-    versions = dict.fromkeys((min(evaluations), max(evaluations))) if evaluations else {}
-    found |= {f"Evaluation of {version_name(each)}, 95 % interval": evaluations[each] for each in versions}
     return {caption: rows for caption, rows in found.items() if rows}
 
 
-def explained(counts: Mapping[str, Any], words: Mapping[str, str]) -> dict[str, Any]:
+def explained(counts: Mapping[str, int], words: Mapping[str, str]) -> dict[str, float]:
     """Counts under names with their words. Example: {"turns": 2} gives {"turns: the last turn allowed ...": 2}."""
     return {f"{name}: {words[name]}" if name in words else name: count for name, count in counts.items()}
 
@@ -183,62 +176,49 @@ def passages_of(data: Path | None, wanted: Collection[str]) -> dict[str, str]:
 # Tokens
 
 
-def tokenizer_of(run_dir: Path) -> Any:
-    """The tokenizer of the run's base model; None where the run's model.json or the model is not here."""
+def decoder_of(run_dir: Path) -> Decode | None:
+    """The base model's tokenizer as a function; None where the run's model.json or the model is not here."""
     # transformers takes seconds to import, which a page without tokens need not wait for.
     from forage.policy.policy import load_tokenizer
 
     try:
-        return load_tokenizer(read_policy_card(run_dir))
+        tokenizer = load_tokenizer(read_policy_card(run_dir))
     except (UserError, OSError, ValueError):
         return None
+    return cache(lambda ids: str(tokenizer.decode(list(ids))))
 
 
-class Pieces:
-    """The text of each token, such that the texts of an episode's tokens add up to its transcript.
-
-    Where several tokens make up one character, the first has the text of all of them and the others have "".
-    """
-
-    def __init__(self, tokenizer: Any, texts: dict[str, int]) -> None:
-        """`texts`: each text's number, which it extends."""
-        self._tokenizer, self._texts = tokenizer, texts
-        self._decode = cache(lambda ids: tokenizer.decode(list(ids)))
-
-    def of(self, ids: Sequence[int], transcript: str) -> list[int] | None:
-        """The number of each token's text; None without a tokenizer, or where the texts are not the transcript.
-
-        That is so if the tokenizer decodes a token differently by what is before it.
-        """
-        if self._tokenizer is None:
-            return None
-        found: list[str] = []
-        while len(found) < len(ids):
-            found += self._next(tuple(ids[len(found) : len(found) + MOST_PARTS]))
-        if "".join(found) != transcript:
-            return None
-        return [self._texts.setdefault(text, len(self._texts)) for text in found]
-
-    def _next(self, ids: tuple[int, ...]) -> list[str]:
-        for length in range(1, len(ids) + 1):
-            text = self._decode(ids[:length])
-            if TORN not in text:
-                return [text, *[""] * (length - 1)]
-        return [self._decode(ids[:1])]
+def texts_of(ids: Sequence[int], decode: Decode) -> list[str]:
+    """The text of each token. Where several make up one character, the first has all of it and the others have ""."""
+    found: list[str] = []
+    while len(found) < len(ids):
+        found += _next_texts(tuple(ids[len(found) : len(found) + MOST_PARTS]), decode)
+    return found
 
 
-def tokens(episode: Episode, pieces: Pieces) -> dict[str, Any] | None:
+def _next_texts(ids: tuple[int, ...], decode: Decode) -> list[str]:
+    for length in range(1, len(ids) + 1):
+        text = decode(ids[:length])
+        if TORN not in text:
+            return [text, *[""] * (length - 1)]
+    return [decode(ids[:1])]
+
+
+def tokens(episode: Episode, decode: Decode | None, numbers: dict[str, int]) -> dict[str, Any] | None:
     """Which text each token is, how long the parts are that the policy did not write and did, and its tokens' figures.
+
+    `numbers`: each text's number, which this extends. None without a tokenizer, or where the texts don't add up to the
+    transcript, as one's may depend on what is before it.
 
     Example of Episode's docstring: {"texts": [1, 2, ...], "parts": [3, 2, 3, 2], "logprobs": [-.2, -.1, -.7, 0]}.
     """
-    texts = pieces.of(episode.ids, episode.transcript)
-    if texts is None:
+    texts = texts_of(episode.ids, decode) if decode else []
+    if not decode or "".join(texts) != episode.transcript:
         return None
     runs = [(sampled, len(list(part))) for sampled, part in groupby(episode.mask)]
     parts = [length for _, length in runs]
     figures = {
-        "texts": texts,
+        "texts": [numbers.setdefault(text, len(numbers)) for text in texts],
         "parts": [0, *parts] if runs and runs[0][0] else parts,
         "logprobs": list(_sampled(episode, episode.logprobs)),
     }

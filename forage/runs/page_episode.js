@@ -13,7 +13,7 @@ function coloured(span, value) {
     : `color-mix(in srgb, var(--${value < 0 ? "bad" : "good"}) ${Math.round(Math.abs(value) * 60)}%, transparent)`;
 }
 
-// The prompt is the same in every episode, and longer than most; its heading is in browser.css.
+// The prompt is the same in every episode, and longer than most; its heading is in page.css.
 function promptOf(text) {
   const box = make("details");
   box.append(make("summary", "", { className: "prompt", ariaLabel: "prompt" }), text);
@@ -97,7 +97,7 @@ function card(episode, data, tools = []) {
   box.append(top, facts(episode, data), answers(episode), ...wanted(episode, data), ...searches(episode));
   if (!episode.tokens) {
     const why = "tokens" in episode ? "Tokens are not shown: the tokenizer is not here, or its texts are not the transcript."
-      : "Tokens are on the page for the latest episodes only (--max-tokens).";
+      : "Tokens are on the page for the latest episodes only.";
     box.append(make("div", why, { className: "quiet" }), make("div", episode.text, { className: "text" }));
     return box;
   }

@@ -80,18 +80,12 @@ function figures(runs) {
   ];
 }
 
-// A row is a figure, or has several, whose names then head the columns.
 function table(caption, rows) {
-  const box = make("table"), several = typeof Object.values(rows)[0] === "object";
+  const box = make("table");
   box.append(make("caption", caption));
-  if (several) {
-    const head = make("tr");
-    head.append(make("th"), ...Object.keys(Object.values(rows)[0]).map((name) => make("th", name)));
-    box.append(head);
-  }
-  for (const [name, row] of Object.entries(rows)) {
+  for (const [name, value] of Object.entries(rows)) {
     const line = make("tr");
-    line.append(make("th", name), ...(several ? Object.values(row) : [row]).map((value) => make("td", number(value))));
+    line.append(make("th", name), make("td", number(value)));
     box.append(line);
   }
   return box;

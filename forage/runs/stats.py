@@ -29,6 +29,7 @@ from numbers import Integral
 from pathlib import Path
 from typing import Any, NotRequired
 
+import numpy as np
 from typing_extensions import TypedDict  # pydantic can't read typing's before Python 3.12
 
 from forage.agent.episode import episode_files, read_episodes
@@ -198,18 +199,9 @@ class StepStats:
 
 def summarised(values: Sequence[float]) -> Summary:
     """Mean, deviation and interpolated quantiles. Example: [0, 1] has mean .5, std .5, p25 .25, median .5."""
-    ordered, mean = sorted(values), math.fsum(values) / len(values)
-    low, p25, median, p75, high = (_quantile(ordered, share) for share in (0, 0.25, 0.5, 0.75, 1))
-    std = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / len(values))
+    low, p25, median, p75, high = np.quantile(values, (0, 0.25, 0.5, 0.75, 1)).tolist()
+    mean, std = float(np.mean(values)), float(np.std(values))
     return {"mean": mean, "std": std, "min": low, "p25": p25, "median": median, "p75": p75, "max": high}
-
-
-def _quantile(ordered: Sequence[float], share: float) -> float:
-    """Same result as numpy's quantile, in a tenth of the time for a step's few values."""
-    place = share * (len(ordered) - 1)
-    below = math.floor(place)
-    above = min(below + 1, len(ordered) - 1)
-    return ordered[below] + (ordered[above] - ordered[below]) * (place - below)
 
 
 def step_seconds(stats: StepStats) -> float:
@@ -263,7 +255,6 @@ def _read(path: Path, step: int) -> StepStats:
         if row["step"] != step:
             raise ValueError(f"it says step {row['step']}")
         row |= {name: {} for name in OPTIONAL} | row["measured"]
-        row.setdefault("flat_by_reward", {})  # older versions did not write it
         return typed(StepStats, {item.name: row[item.name] for item in fields(StepStats)})
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(
@@ -369,17 +360,14 @@ def print_step(history: Sequence[StepStats], last: int, sampled: str = "") -> No
     `sampled`: how the episodes of steps are sampled, in the words of the line: unlike those of evaluations.
     """
     stats = history[-1]
-    for line in (step_line(history, last, sampled), *(f"note: {note}" for note in (*lessons(stats), *stats.notes))):
-        say(line)
+    say("; ".join(parts_of_line(history, last, sampled)))
+    for note in (*lessons(stats), *stats.notes):
+        say(f"note: {note}")
 
 
-def step_line(history: Sequence[StepStats], last: int, sampled: str = "") -> str:
+def parts_of_line(history: Sequence[StepStats], last: int, sampled: str) -> Iterator[str]:
     """Example: step 12 of 500, sampled at T 1: overall 0.512, mrr 0.400; 34 s (rollout 20, backward 9); 4 h 37 min
     left."""
-    return "; ".join(_parts(history, last, sampled))
-
-
-def _parts(history: Sequence[StepStats], last: int, sampled: str) -> Iterator[str]:
     stats = history[-1]
     rewards = ", ".join(f"{name} {summary['mean']:.3f}" for name, summary in stats.summary.items())
     yield f"step {stats.step} of {last}{sampled}: {rewards}"

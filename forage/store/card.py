@@ -58,11 +58,6 @@ class Kept:
         return True
 
 
-def kept(path: Path) -> Kept | None:
-    """None for a file that is not there, as in a store of an older version."""
-    return Kept(path) if path.exists() else None
-
-
 # The card
 
 NO_EMBEDDER = "none"

@@ -32,11 +32,11 @@ from forage.store.card import (
     SAME_MODEL,
     TURN,
     VECTORS,
+    Kept,
     StoreCard,
     check_place,
     fingerprint_of,
     finish_edit,
-    kept,
     read_card,
     write_card,
 )
@@ -67,7 +67,8 @@ class DocumentStore:
         self.chunks = chunks
         self.embedded = 0  # chunks that its build had to embed
         self._bm25 = bm25
-        self._originals, self._lease = kept(path / ORIGINALS_FILE), kept(path / READERS)
+        self._originals: Kept | None = Kept(path / ORIGINALS_FILE)
+        self._lease = Kept(path / READERS) if (path / READERS).exists() else None  # a copy may lack hidden files
         if self._lease:
             self._lease.share()
         self._tokenize = Tokenizer(card.options.language)
@@ -103,7 +104,7 @@ class DocumentStore:
     def documents(self) -> dict[str, Document]:
         """The documents by id, read on first use."""
         if self._originals is None:
-            raise UserError(f"{self.path} is closed, or was built before documents were kept; re-run the build")
+            raise UserError(f"{self.path} is closed; open it again")
         rows = typed_lines(Document, self._originals.path, "a document", "re-run the build")
         return {document.id: document for document in rows}
 
@@ -123,7 +124,7 @@ class DocumentStore:
 
     @cached_property
     def chunks_digest(self) -> str:
-        return self.card.files.get(CHUNKS_FILE) or file_digest(self.path / CHUNKS_FILE)
+        return self.card.files[CHUNKS_FILE]
 
     @cached_property
     def vector_keys(self) -> list[str]:
@@ -188,18 +189,15 @@ class DocumentStore:
 
     def _edit(self, change: Callable[[Self], dict[str, Document]]) -> None:
         with _writing(self.path):
-            made = self._changed(change)
+            now = self if read_card(self.path) == self.card else self.open(self.path)  # another process edits it, too
+            documents = change(now)
+            same = {doc_id for doc_id, document in documents.items() if now.documents.get(doc_id) == document}
+            known = {doc_id: chunks for doc_id, chunks in by_document(now.chunks).items() if doc_id in same}
+            embedder = None if now.options.embedder == NO_EMBEDDER else now.embedder
+            made = self._write(self.path, documents, now.options, embedder, known)
             vars(self).clear()
             vars(self).update(vars(made))
             self._remove_unused()
-
-    def _changed(self, change: Callable[[Self], dict[str, Document]]) -> Self:
-        now = self if read_card(self.path) == self.card else self.open(self.path)  # another process edits it, too
-        documents = change(now)
-        same = {doc_id for doc_id, document in documents.items() if now.documents.get(doc_id) == document}
-        known = {doc_id: chunks for doc_id, chunks in by_document(now.chunks).items() if doc_id in same}
-        embedder = None if now.options.embedder == NO_EMBEDDER else now.embedder
-        return self._write(self.path, documents, now.options, embedder, known)
 
     @classmethod
     def _write(
@@ -281,7 +279,7 @@ class DocumentStore:
         if not card.complete:
             raise UserError(f"{path}: its build did not finish; re-run the same command to resume")
         vectors_inside = card.options.embedder != NO_EMBEDDER and not card.options.chroma_url
-        for part in (CHUNKS_FILE, BM25_FILE, *([VECTORS] if vectors_inside else [])):
+        for part in (CHUNKS_FILE, ORIGINALS_FILE, BM25_FILE, *([VECTORS] if vectors_inside else [])):
             if not (path / part).exists():
                 raise UserError(f"{path}: {part} is missing; re-run the build")
         if changed := [name for name, built in card.files.items() if file_digest(path / name) != built]:

@@ -15,6 +15,7 @@ from forage.policy.adapters import publish_adapter
 from forage.policy.card import read_policy_card, write_policy_card
 from forage.store.document_store import DocumentStore
 from forage.store.options import StoreOptions
+from tests.factories import stir
 from tests.kills import FORKS, start
 from tests.tiny_training import TINY
 
@@ -148,9 +149,7 @@ def make_trained(folder):
     base = LlamaForCausalLM.from_pretrained(folder / "base")
     policy = PeftModel.from_pretrained(base, folder / "policy" / "adapters" / "v000000", is_trainable=True)
     torch.manual_seed(1)
-    for name, weight in policy.named_parameters():
-        if "lora_B" in name:
-            torch.nn.init.normal_(weight, std=0.1)
+    stir(policy, 0.1)
     policy.peft_config["default"].base_model_name_or_path = str(folder / "base")
     publish_adapter(policy, folder / "trained", 0)
     write_policy_card(read_policy_card(folder / "policy"), folder / "trained")

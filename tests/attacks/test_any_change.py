@@ -1,5 +1,5 @@
-"""One byte, key or type changed in a file of a data folder, a store, a policy or a run, or in a server's reply: the
-right result, or one line; never a traceback, and never another figure in silence.
+"""One byte, key or type changed in a file of a data folder, a store, a policy or a run, or in a reply of a vLLM server:
+the right result, or one line; never a traceback, and never another figure in silence.
 """
 
 import contextlib
@@ -18,20 +18,16 @@ from chromadb.api.shared_system_client import SharedSystemClient
 from forage.agent.options import AgentSettings, read_agent, write_agent
 from forage.arguments import UNWRITABLE
 from forage.data.records import Document, Question, read_documents, read_questions
-from forage.engines import chat_endpoint, completion
+from forage.engines import completion
 from forage.engines.base import Request, Sample
 from forage.engines.completion import UnreadyError
 from forage.errors import UserError
-from forage.extras.chat.endpoint import call_text
 from forage.files import write_jsonl
 from forage.policy.card import read_policy_card
 from forage.policy.policy import load_policy
 from forage.store import document_store
-from forage.store.card import NO_EMBEDDER, StoreCard, fingerprint_of
 from forage.store.document_store import DocumentStore
-from forage.store.fusion import Hit
 from forage.store.options import StoreOptions
-from forage.store.remote import RemoteStore
 from tests.tiny import make_tiny
 from tests.tiny_training import adapter_bytes, tiny_options, train
 from tests.word_embedder import WordEmbedder
@@ -200,7 +196,7 @@ class Reply:
 def outcome(thing):
     try:
         found = thing.read()
-    except (UserError, UnreadyError, chat_endpoint.NotNowError) as error:
+    except (UserError, UnreadyError) as error:
         return "one line" if "\n" not in str(error) else f"lines: {error}"
     except OSError as error:
         return "one line" if error.errno in UNWRITABLE else traceback.format_exc()
@@ -257,49 +253,6 @@ def sample_said(reply):
     return Sample(tuple(choice["token_ids"]), tuple(choice["logprobs"]["token_logprobs"]), choice["finish_reason"])
 
 
-def text_of(content):
-    message = chat_endpoint.choice_of(httpx.Response(200, content=content))["message"]
-    return message.get("content"), list(map(call_text, message.get("tool_calls") or ()))
-
-
-def chat_said(reply):
-    message = reply["choices"][0]["message"]
-    return message.get("content"), list(map(call_text, message.get("tool_calls") or ()))
-
-
-def hits_of(content, route="/retrieve"):
-    """What RemoteStore makes of a reply of our server to a search, or to its first request, for the card."""
-
-    def answer(request):
-        other = CARD if request.url.path == "/card" else FOUND
-        return httpx.Response(200, content=content if request.url.path == route else json.dumps(other).encode())
-
-    store = RemoteStore.__new__(RemoteStore)
-    store.path, store.patience, store.timeout = "http://store", 0, 60
-    store._client = httpx.Client(base_url=store.path, transport=httpx.MockTransport(answer))
-    store.card, store._digest = store._read_card()
-    return store.search(["rest"], 2)
-
-
-def hits_said(reply):
-    """As the reply says, where scores may be missing, and parts of a document be told by others."""
-    [row] = reply["result"]
-    hits = []
-    for rank, item in enumerate(row[:2], 1):
-        document = item.get("document", item)
-        title, _, text = str(document.get("contents", "")).rpartition("\n")
-        name = str(document["id"])
-        hits.append(
-            Hit(
-                name, str(document.get("doc_id", name.rpartition("#")[0] or name)), str(document.get("title", title)),
-                text, item.get("score", 1 / rank), rank,
-            )
-        )  # fmt: skip
-    return [hits]
-
-
-STORE = StoreCard(True, "c", StoreOptions(NO_EMBEDDER), documents=2, chunks=2)
-CARD = asdict(STORE) | {"chunks_digest": "c0de"}
 COMPLETION = {
     "choices": [
         {
@@ -308,31 +261,6 @@ COMPLETION = {
         }
     ]
 }  # fmt: skip
-CALL = {"id": "1", "type": "function", "function": {"name": "search", "arguments": '{"query": "gout"}'}}
-CHAT = {
-    "choices": [
-        {"message": {"role": "assistant", "content": "Yes.", "tool_calls": [CALL]}, "finish_reason": "tool_calls"}
-    ]
-}
-FOUND = {
-    "store": fingerprint_of(STORE, "c0de"),
-    "result": [
-        [
-            {"document": {"id": f"d{n}#0", "doc_id": f"d{n}", "title": f"Disease {n}", "contents": f"{n}\nRest."},
-             "score": 1.5 - n}
-            for n in range(2)
-        ]
-    ]
-}  # fmt: skip
-
-
-def replies():
-    return {
-        "a completion": Reply(json.dumps(COMPLETION).encode(), sample_of, sample_said),
-        "a chat": Reply(json.dumps(CHAT).encode(), text_of, chat_said),
-        "a search": Reply(json.dumps(FOUND).encode(), hits_of, hits_said),
-        "a card": Reply(json.dumps(CARD).encode(), lambda c: hits_of(c, "/card"), lambda reply: hits_said(FOUND)),
-    }
 
 
 def folders(folder):
@@ -353,7 +281,7 @@ def folders(folder):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("no_plots")
-@pytest.mark.parametrize("name", [*replies(), "data", "a store", "a policy", "a run"])
+@pytest.mark.parametrize("name", ["a completion", "data", "a store", "a policy", "a run"])
 def test_a_changed_file_or_reply_is_right_or_one_line(name, made, tmp_path):
     wrong = attack(made[name](tmp_path / name), COUNTS.get(name, 300), seed=1)
     assert not wrong, "\n".join(wrong[:5])
@@ -363,5 +291,5 @@ def test_a_changed_file_or_reply_is_right_or_one_line(name, made, tmp_path):
 def made(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(document_store, "Embedder", WordEmbedder)
-        kept = {name: lambda place, reply=reply: reply for name, reply in replies().items()}
-        yield kept | folders(tmp_path_factory.mktemp("formats"))
+        reply = Reply(json.dumps(COMPLETION).encode(), sample_of, sample_said)
+        yield {"a completion": lambda place: reply} | folders(tmp_path_factory.mktemp("formats"))

@@ -20,8 +20,8 @@ from forage.agent.prompts import REWRITE, prompt_tokens
 from forage.agent.protocol import Passage, Protocol, write_answer, write_call
 from forage.agent.vetting import Vetting
 from forage.data.chunking import chunk_document
+from forage.data.corpus import PAGES, QUESTIONS
 from forage.data.records import Document, Question, read_documents
-from forage.data.sample import PAGES, QUESTIONS
 from forage.data.scraping.page_text import read_page
 from forage.evaluation.measures import COSTS
 from forage.evaluation.tables import print_table, tables_of

@@ -5,8 +5,6 @@ readers. So that the check is known to be able to fail, each is repeated with sy
 """
 
 import json
-import os
-import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -192,28 +190,3 @@ def test_where_names_cant_be_exchanged_the_old_checkpoint_stands_aside(tmp_path,
 
     monkeypatch.setitem(SAVES, "aside", (save_checkpoints, check))
     assert problems_of("aside", tmp_path) == []
-
-
-# The model itself, by hand
-
-
-@pytest.mark.parametrize(
-    ("synced", "lost"), [((), True), (("file",), True), (("folder",), True), (("file", "folder"), False)]
-)
-def test_a_file_is_safe_once_it_and_its_folder_are_synced(tmp_path, synced, lost):
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    recording = Recording(disk)
-    with recording:
-        (disk / "file").write_text("text")
-        for what in synced:
-            opened = os.open(disk / "file" if what == "file" else disk, os.O_RDONLY)
-            os.fsync(opened)
-            os.close(opened)
-        recording.acknowledge("file")
-
-    def check(folder, acknowledged):
-        assert not acknowledged or (folder / "file").read_text() == "text"
-
-    assert bool(recording.problems(check, tmp_path / "after")) == lost
-    shutil.rmtree(tmp_path / "after")

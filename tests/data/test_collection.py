@@ -1,6 +1,5 @@
 """Test collections: each form read by hand, each fault told by its line, and a folder that the other stages can use."""
 
-import json
 from dataclasses import replace
 
 import pytest
@@ -9,9 +8,9 @@ from data_prep import Options, main
 from forage.data.chunking import Chunk
 from forage.data.collection import by_id, questions_of, read_beir, read_qrels
 from forage.data.options import DatasetOptions
-from forage.data.records import read_documents, read_questions
+from forage.data.records import read_questions
 from forage.errors import UserError
-from forage.store.document_store import DocumentStore
+from forage.files import write_jsonl
 from forage.store.options import StoreOptions
 
 HEADER = "query-id\tcorpus-id\tscore\n"
@@ -30,15 +29,11 @@ def write(path, text):
     return path
 
 
-def lines(rows):
-    return "".join(json.dumps(row) + "\n" for row in rows)
-
-
 @pytest.fixture
 def beir(tmp_path):
     folder = tmp_path / "beir"
-    write(folder / "corpus.jsonl", lines(CORPUS))
-    write(folder / "queries.jsonl", lines(QUERIES))
+    write_jsonl(folder / "corpus.jsonl", CORPUS)
+    write_jsonl(folder / "queries.jsonl", QUERIES)
     write(folder / "qrels" / "test.tsv", f"{HEADER}q1\td1\t2\nq1\t3\t1\nq1\td2\t0\nq3\td2\t0\n")
     write(folder / "qrels" / "train.tsv", f"{HEADER}q2\t3\t1\n")
     return folder
@@ -72,28 +67,18 @@ def test_judgements_of_what_is_not_there_are_counted(beir):
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("read", "text", "told"),
     [
-        (f"{HEADER}q1\td1\n", r":2: not query<tab>document<tab>whole number; fix"),
-        ("q1\td1\thigh\n", r":1: not query"),
+        (read_qrels, f"{HEADER}q1\td1\n", ":2: not query<tab>document<tab>whole number; fix"),
+        (read_qrels, "q1\td1\thigh\n", ":1: not query"),
+        (by_id, '{"_id": "a", "text": "x"}\n{"_id": \n', ":2: not JSON"),
+        (by_id, '{"text": "x"}\n', ":1: no _id"),
+        (by_id, '{"_id": "a", "text": "x"}\n{"_id": "a", "text": "y"}\n', ":2: no _id, or one that an earlier line"),
     ],
 )
-def test_broken_judgements_are_told_by_their_line(tmp_path, text, told):
-    with pytest.raises(UserError, match=r"qrels\.tsv" + told):
-        read_qrels(write(tmp_path / "qrels.tsv", text))
-
-
-@pytest.mark.parametrize(
-    ("text", "told"),
-    [
-        ('{"_id": "a", "text": "x"}\n{"_id": \n', r":2: not JSON"),
-        ('{"text": "x"}\n', r":1: no _id"),
-        ('{"_id": "a", "text": "x"}\n{"_id": "a", "text": "y"}\n', r":2: no _id, or one that an earlier line has"),
-    ],
-)
-def test_a_broken_corpus_or_query_is_told_by_its_line(tmp_path, text, told):
-    with pytest.raises(UserError, match=told):
-        by_id(write(tmp_path / "c.jsonl", text))
+def test_what_is_broken_is_told_by_its_line(tmp_path, read, text, told):
+    with pytest.raises(UserError, match=f"given{told}"):
+        read(write(tmp_path / "given", text))
 
 
 def prepare(beir, out, **changes):
@@ -101,24 +86,9 @@ def prepare(beir, out, **changes):
     main(replace(options, **changes))
 
 
-def test_a_prepared_collection_is_a_data_folder(beir, tmp_path, capsys):
-    out = tmp_path / "data"
-    prepare(beir, out)
-    assert "left out 1 (document without text 1)" in " ".join(capsys.readouterr().out.split())
-    assert [document.id for document in read_documents(out / "documents.jsonl")] == ["d1", "d2", "3"]
-    [held_out], [learnt] = read_questions(out / "eval.jsonl"), read_questions(out / "train.jsonl")
-    assert (held_out.id, held_out.relevant_chunk_ids) == ("q1", ("d1#0", "3#0"))
-    assert (learnt.id, learnt.relevant_chunk_ids) == ("q2", ("3#0",))
-    assert read_qrels(out / "qrels" / "eval.tsv") == {"q1": {"d1": 2, "3": 1, "d2": 0}}
-    [[hit]] = DocumentStore.open(out / "store").search(["ice"], 1, "sparse")
-    assert hit.chunk_id == "3#0"
-    [row] = (out / "rewriter" / "eval.jsonl").read_text().splitlines()
-    assert json.loads(row) == {"query": "what is gout", "relevant_doc_ids": ["d1#0", "3#0"]}
-
-
 def test_a_training_query_that_is_held_out_is_left_out(beir, tmp_path, capsys):
     """In the same words under another id, as some collections have them."""
-    write(beir / "queries.jsonl", lines([*QUERIES, {"_id": "q4", "text": "What is gout?"}]))
+    write_jsonl(beir / "queries.jsonl", [*QUERIES, {"_id": "q4", "text": "What is gout?"}])
     write(beir / "qrels" / "train.tsv", f"{HEADER}q2\t3\t1\nq4\td1\t1\n")
     prepare(beir, tmp_path / "data")
     assert "training queries that are held out, left out 1 " in " ".join(capsys.readouterr().out.split())

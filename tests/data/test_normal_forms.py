@@ -12,7 +12,7 @@ from forage.data.documents import assemble
 from forage.data.options import Columns
 from forage.data.own_documents import read_folder
 from forage.data.own_questions import documents_by_name, place, read_own_questions
-from forage.data.qa_rows import find_columns, to_rows
+from forage.data.qa_rows import to_rows
 from forage.data.relevance import by_document, make_questions, merged, question_key, split_by_document
 from forage.metrics import token_f1
 from forage.store.bm25 import Tokenizer
@@ -84,8 +84,3 @@ def test_a_file_is_found_by_its_name_in_any_form(tmp_path):
             seen.append((own.documents, own.records[0].path, merged(placed)))
         assert documents_by_name(own.records)["crème brûlée"]
     assert all(each == seen[0] for each in seen)
-
-
-def test_a_column_is_named_in_any_form():
-    frage = unicodedata.normalize("NFD", "Fräge")
-    assert find_columns([frage, "answer"], Columns(question_column="Fräge"))["question"] == frage

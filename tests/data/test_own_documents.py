@@ -4,7 +4,12 @@ import os
 
 import pytest
 
-from forage.data.own_documents import read_folder, read_markdown, read_text
+from forage.data.chunking import Chunk
+from forage.data.options import Columns
+from forage.data.own_documents import FileRecord, read_folder, read_markdown, read_text
+from forage.data.own_questions import documents_by_name, place, read_own_questions
+from forage.data.qa_rows import QARow
+from forage.data.relevance import by_document
 from forage.errors import UserError
 from tests.own_files import pdf
 
@@ -38,24 +43,18 @@ def test_the_four_kinds(folder):
 
 
 def test_what_gives_no_document_is_told(folder):
-    (folder / "good.txt").write_bytes(b"\xef\xbb\xbfCaf\xc3\xa9 and tea.")
-    (folder / "twin.txt").write_text("Café  and\ntea.")
-    (folder / "latin.txt").write_bytes(b"Caf\xe9 and tea.")
-    (folder / "wide.txt").write_text("Tea.", encoding="utf-16")
-    (folder / "empty.txt").write_bytes(b"")
-    (folder / "blank.md").write_bytes(b" \n\t\n")
-    (folder / "marks.md").write_text("***\n- !!\n")
-    (folder / "nav.html").write_text("<script>x</script>")
-    (folder / "letter.docx").write_bytes(b"PK")
-    (folder / "Makefile").write_text("all:\n")
-    (folder / ".secret.txt").write_text("Hidden.")
-    (folder / ".git").mkdir()
-    (folder / ".git" / "x.txt").write_text("Hidden too.")
-    (folder / "scan.pdf").write_bytes(pdf([]))
     encrypted = b" /Encrypt << /Filter /Standard /V 1 /R 2 /O (" + b"o" * 32 + b") /U (" + b"u" * 32 + b") /P -4 >>"
-    (folder / "locked.pdf").write_bytes(pdf(["Secret."], extra=encrypted + b" /ID [(a) (a)]"))
-    (folder / "torn.pdf").write_bytes(pdf(["Secret."])[:100])
-    (folder / "fake.pdf").write_text("no PDF")
+    files = {
+        "good.txt": b"\xef\xbb\xbfCaf\xc3\xa9 and tea.", "twin.txt": "Café  and\ntea.".encode(),
+        "latin.txt": b"Caf\xe9 and tea.", "wide.txt": "Tea.".encode("utf-16"), "empty.txt": b"",
+        "blank.md": b" \n\t\n", "marks.md": b"***\n- !!\n", "nav.html": b"<script>x</script>", "letter.docx": b"PK",
+        "Makefile": b"all:\n", ".secret.txt": b"Hidden.", ".git/x.txt": b"Hidden too.", "scan.pdf": pdf([]),
+        "locked.pdf": pdf(["Secret."], extra=encrypted + b" /ID [(a) (a)]"), "torn.pdf": pdf(["Secret."])[:100],
+        "fake.pdf": b"no PDF",
+    }  # fmt: skip
+    (folder / ".git").mkdir()
+    for name, body in files.items():
+        (folder / name).write_bytes(body)
     own = read_folder(folder)
     assert [document.text for document in own.documents] == ["Café and tea."]
     assert causes(own) == {
@@ -165,9 +164,9 @@ def test_no_damage_to_a_pdf_is_a_crash(folder):
     """Every byte of a PDF changed, one at a time, and the file cut anywhere: text, or a cause."""
     whole = pdf(["Oil the pallets.", "Wind it."], "Old clocks")
     (folder / "good.txt").write_text("Tea.")
-    for place in range(0, len(whole), 3):
-        (folder / "flipped.pdf").write_bytes(whole[:place] + bytes([whole[place] ^ 0x15]) + whole[place + 1 :])
-        (folder / "cut.pdf").write_bytes(whole[:place])
+    for at in range(0, len(whole), 3):
+        (folder / "flipped.pdf").write_bytes(whole[:at] + bytes([whole[at] ^ 0x15]) + whole[at + 1 :])
+        (folder / "cut.pdf").write_bytes(whole[:at])
         found = causes(read_folder(folder))
         known = {"ok", "damaged PDF", "encrypted PDF", "PDF without text (scanned?)", "no text"}
         assert {found["flipped.pdf"], found["cut.pdf"]} <= known
@@ -180,3 +179,77 @@ def test_a_plain_text_may_mark_its_headings():
         ("Hub gears", True), ("Three speeds in the hub.", False), ("Care", True),
         ("# of all hubs need oil once a year.", False),
     ]  # fmt: skip
+
+
+# Own questions about own documents: where each is placed, and why others are left out
+
+
+TEXTS = {
+    "rye#0": "Rye needs a sour dough, and rests for twelve hours.",
+    "rye#1": "Bake it at 220 degrees with steam.",
+    "tin#0": "Bake it at 190 degrees.",
+}
+RECORDS = [
+    FileRecord("breads/Rye.md", document_id="rye"),
+    FileRecord("breads/old/tin.txt", document_id="tin"),
+    FileRecord("breads/tin.txt", "same text as another", document_id="rye"),
+    FileRecord("picture.png", "other type"),
+]
+CHUNKS = [Chunk(name.split("#")[0], "", text, 0, len(text), int(name[-1]), 9) for name, text in TEXTS.items()]
+
+
+def asked(question, answer="", source=""):
+    return QARow("r", question, answer, source, "", "")
+
+
+def placed(*rows):
+    found, left_out = place(rows, RECORDS, by_document(CHUNKS), lambda text, k: CHUNKS)
+    return [(doc, relevant) for _, doc, relevant in found], [cause for _, cause in left_out]
+
+
+@pytest.mark.parametrize(
+    ("row", "found"),
+    [
+        (asked("How hot?", "220 degrees", "rye.md"), [("rye", ["rye#1"])]),
+        (asked("How hot?", "220 degrees", "breads/Rye.md"), [("rye", ["rye#1"])]),
+        (asked("How long?", source="RYE"), [("rye", ["rye#0", "rye#1"])]),  # all of it may answer
+        (asked("Is it hot?", "No, it is not.", "rye.md"), [("rye", ["rye#0", "rye#1"])]),  # which tells nothing
+        (asked("How hot?", "at 190 degrees"), [("tin", ["tin#0"])]),  # wherever it is said
+        (asked("How hot?", "Bake it at degrees"), [("rye", ["rye#1"]), ("tin", ["tin#0"])]),  # by its words, here three
+        (asked("How long?", "It rests twelve whole hours"), [("rye", ["rye#0"])]),  # three of four telling words
+    ],
+)
+def test_a_question_is_placed_at_what_answers_it(row, found):
+    assert placed(row) == (found, [])
+
+
+@pytest.mark.parametrize(
+    ("row", "cause"),
+    [
+        (asked("", "220 degrees"), "no question"),
+        (asked("How hot?"), "neither telling answer nor source"),
+        (asked("Is it hot?", "No."), "neither telling answer nor source"),
+        (asked("How hot?", "220 degrees", "oven.md"), "source is no file with text"),
+        (asked("How hot?", "220 degrees", "picture.png"), "source is no file with text"),
+        (asked("How hot?", "220 degrees", "tin.txt"), "source names several files"),
+        (asked("How hot?", "190 degrees", "Rye"), "answer in no passage of its source"),
+        (asked("Who?", "My grandmother"), "answer in no passage"),
+    ],
+)
+def test_a_question_that_has_no_place_is_left_out_with_its_cause(row, cause):
+    assert placed(row) == ([], [cause])
+
+
+def test_names_of_files():
+    named = documents_by_name(RECORDS)
+    assert named["rye"] == named["breads/rye.md"] == {"rye"}
+    assert named["tin"] == {"rye", "tin"}
+    assert "picture" not in named
+
+
+@pytest.mark.parametrize("separator", [",", ";", "\t"])
+def test_a_table_by_any_separator(tmp_path, separator):
+    path = tmp_path / "asked.csv"
+    path.write_text(f"Question{separator}Source\nHow hot?{separator}rye.md\n")
+    [row] = read_own_questions(str(path), Columns())
+    assert (row.question, row.answer, row.url) == ("How hot?", "", "rye.md")

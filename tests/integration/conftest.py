@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM
 
 from tests import ROOT
 from tests.containers import docker
+from tests.factories import stir
 from tests.ports import free_port
 
 STARTUP = 600  # seconds; about 60 on two idle cores
@@ -107,9 +108,7 @@ def adapters(model_folder, tmp_path_factory):
             AutoModelForCausalLM.from_pretrained(model_folder, dtype=torch.float32),
             LoraConfig(r=8, target_modules="all-linear", task_type="CAUSAL_LM"),
         )
-        for name, weight in policy.named_parameters():
-            if "lora_B" in name:
-                torch.nn.init.normal_(weight, std=0.05)
+        stir(policy, 0.05)
         policy.peft_config["default"].base_model_name_or_path = str(model_folder)
         policy.save_pretrained(folder / f"v{version:06d}")
     return folder

@@ -13,6 +13,7 @@ from forage.policy.adapters import adapter_path, newest_adapter, publish_adapter
 from forage.policy.card import AdapterOptions, read_policy_card, write_policy_card
 from forage.policy.policy import create_policy, load_policy
 from forage.policy.served_base import Options, serve_base
+from tests.factories import stir
 from tests.integration.agreement import differences, requests_of
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
@@ -30,9 +31,7 @@ def made(model_folder, tmp_path_factory):
     for version in (1, 2):
         policy = load_policy(read_policy_card(folder), adapter_path(folder, 0))
         torch.manual_seed(version)
-        for name, weight in policy.named_parameters():
-            if "lora_B" in name:
-                torch.nn.init.normal_(weight, std=0.05)
+        stir(policy, 0.05)
         publish_adapter(policy, folder, version)
     assert newest_adapter(folder) == adapter_path(folder, 2)
     return folder

@@ -11,13 +11,12 @@ import pytest
 from forage.agent.episode import Search, append_episodes
 from forage.data.records import Question
 from forage.errors import UserError
-from forage.files import write_jsonl
 from forage.runs.page_data import (
-    Pieces,
     contents,
     curves,
     leads,
     row,
+    texts_of,
     tokens,
 )  # fmt: skip
 from forage.runs.report import write_page
@@ -40,13 +39,6 @@ def a_run(folder, *steps, episodes=None, rewards=(0.5, 0.75)):
         (folder / "episodes" / f"{step:06d}").mkdir(parents=True)
         append_episodes(folder / "episodes" / f"{step:06d}" / "w.jsonl", played)
     return folder
-
-
-def with_data(folder, questions):
-    """Let the run's run.json name a data folder with these questions."""
-    (folder / "data").mkdir()
-    (folder / "run.json").write_text(json.dumps({"options": {"rollout": {"data": str(folder / "data")}}}))
-    write_jsonl(folder / "data" / "train.jsonl", questions)
 
 
 # What the page holds
@@ -89,35 +81,30 @@ def test_curves_have_the_means_of_rewards_and_the_figures_of_the_update():
     assert not [name for name in drawn if name.startswith(("seconds", "tokens/s"))]
 
 
+def words(ids):
+    """A token's text is its number; 5 ends a turn."""
+    return "".join(f"{number} " if number != 5 else "end " for number in ids)
+
+
 def test_tokens_come_with_their_texts_parts_and_figures():
-    class Words:
-        """A token's text is its number; 5 ends a turn."""
-
-        def decode(self, ids):
-            return "".join(f"{number} " if number != 5 else "end " for number in ids)
-
-    episode = replace(EPISODE, transcript=Words().decode(EPISODE.ids), credits=(0.0,) * 8 + (0.25, 0.0))
+    episode = replace(EPISODE, transcript=words(EPISODE.ids), credits=(0.0,) * 8 + (0.25, 0.0))
     texts = {}
-    pieces = Pieces(Words(), texts)
-    found = tokens(episode, pieces)
+    found = tokens(episode, words, texts)
     assert "".join(list(texts)[number] for number in found["texts"]) == "1 2 3 4 end 6 7 8 9 end "
     assert found["parts"] == [3, 2, 3, 2]
     assert found["logprobs"] == [-0.2, -0.1, -0.7, 0.0]
     assert found["credits"] == [0.0, 0.0, 0.25, 0.0]
-    assert tokens(replace(episode, transcript="other"), pieces) is None
-    assert tokens(replace(EPISODE, mask=(1,) * 10, transcript=episode.transcript), pieces)["parts"] == [0, 10]
+    assert tokens(replace(episode, transcript="other"), words, texts) is None
+    assert tokens(episode, None, texts) is None
+    assert tokens(replace(EPISODE, mask=(1,) * 10, transcript=episode.transcript), words, texts)["parts"] == [0, 10]
 
 
 def test_a_character_of_several_tokens_is_whole():
     tokenizer = make_tokenizer()
     text = "gout – 5 µg 🦶 e\u0301"
-    ids = tokenizer.encode(text)
-    texts = {}
-    numbers = Pieces(tokenizer, texts).of(ids, text)
-    found = [list(texts)[number] for number in numbers]
+    found = texts_of(tokenizer.encode(text), lambda ids: tokenizer.decode(list(ids)))
     assert "".join(found) == text
     assert "🦶" in found
-    assert Pieces(None, {}).of(ids, text) is None
 
 
 def test_two_runs_share_the_page_and_what_is_refused(tmp_path):
@@ -194,89 +181,32 @@ def test_hostile_texts_are_shown_as_they_are_and_run_nothing(tmp_path, chromium)
     assert quiet(page)
 
 
-QUESTIONS = [
-    Question("q1", "What is gout?", "A kind of arthritis.", "information", relevant_chunk_ids=("d1#0",)),
-    Question("q2", "How is asthma treated?", "With inhalers.", "treatment"),
-]
-
-
-def small_run(folder):
-    """Steps 0 and 1 with an episode of each question: rewards .25 and .75, ends turns and answer."""
-    folder.mkdir()
+@pytest.mark.slow
+def test_filters_leave_the_episodes_that_fit(tmp_path, chromium):
     played = [
         replace(EPISODE, id="q1/0", question_id="q1", reward=0.25, stop="turns", answer="A gem."),
         replace(EPISODE, id="q2/0", question_id="q2", reward=0.75, stop="answer", answer="With rest."),
     ]
-    a_run(folder, 0, 1, episodes=played)
-    with_data(folder, QUESTIONS)
-    return folder
-
-
-@pytest.fixture
-def page(tmp_path, chromium):
-    run_dir, second = small_run(tmp_path / "run"), a_run(tmp_path / "other", 0, 1, 2)
-    write_page(run_dir, second)
-    return chromium.open(run_dir / "run.html")
-
-
-def rows(page):
-    """Step, reward and question of each row in the list."""
-    script = "[...document.querySelectorAll('.row')].map((r) => [...r.children].map((c) => c.textContent))"
-    return [(step, reward, question) for step, reward, _, question in page.evaluate(script)]
-
-
-def choose(page, name, value):
-    page.evaluate(
-        f"(() => {{ const field = document.getElementById('{name}'); field.value = {json.dumps(value)}; "
-        "field.dispatchEvent(new Event('input')); })()"
-    )
-
-
-def text_of(page, selector):
-    return page.evaluate(f"document.querySelector({json.dumps(selector)})?.textContent")
-
-
-@pytest.mark.slow
-def test_rates_are_drawn_from_0_to_1_with_where_they_begin_and_end(tmp_path, chromium):
-    """Over the whole height a rise from .774 to .778 would look like a triumph."""
-    for step, mean in enumerate((0.774, 0.778)):
-        a_run(tmp_path, step, rewards=(mean,))
-        update = {"grad_norm": 2.0 + step}
-        write_stats(tmp_path, replace(STATS, step=step, rewards={"overall": [mean]}, training=update))
-    write_page(tmp_path)
+    write_page(a_run(tmp_path, 0, 1, episodes=played))
     page = chromium.open(tmp_path / "run.html")
-    drawn = page.evaluate("""[...document.querySelectorAll("figure")].map((f) => [f.querySelector("b").textContent,
-      f.querySelector("span").textContent, f.querySelector("polyline").getAttribute("points")])""")
-    by_name = {name: (said, [float(point.split(",")[1]) for point in points.split()]) for name, said, points in drawn}
-    said, heights = by_name["reward overall"]
-    assert said == "0.774 → 0.778 (scale 0 to 1)"
-    assert heights == pytest.approx([86 - 82 * 0.774, 86 - 82 * 0.778])
-    assert by_name["grad_norm"] == ("2 → 3 (scale 2 to 3)", [86, 4])
-    assert "Each training step plays other questions" in page.evaluate("document.body.textContent")
-
-
-GOUT, ASTHMA = "What is gout?", "How is asthma treated?"
-
-
-@pytest.mark.slow
-def test_filters_leave_the_episodes_that_fit(page):
-    assert text_of(page, "#count") == "7 of 7 episodes"
-    choose(page, "run", "0")
-    assert rows(page) == [
-        ("step 1", "0.250", GOUT), ("step 1", "0.750", ASTHMA), ("step 0", "0.250", GOUT), ("step 0", "0.750", ASTHMA),
-    ]  # fmt: skip
-    choose(page, "sort", "best first")
-    assert [reward for _, reward, _ in rows(page)] == ["0.750", "0.750", "0.250", "0.250"]
-    for name, value, left in (
-        ("step", "0", [("step 0", "0.750", ASTHMA), ("step 0", "0.250", GOUT)]),
-        ("least", "0.5", [("step 1", "0.750", ASTHMA), ("step 0", "0.750", ASTHMA)]),
-        ("most", "0.5", [("step 1", "0.250", GOUT), ("step 0", "0.250", GOUT)]),
-        ("stop", "turns", [("step 1", "0.250", GOUT), ("step 0", "0.250", GOUT)]),
-        ("type", "treatment", [("step 1", "0.750", ASTHMA), ("step 0", "0.750", ASTHMA)]),
-        ("search", "A GEM", [("step 1", "0.250", GOUT), ("step 0", "0.250", GOUT)]),
+    left = """((name, value) => {
+      const field = document.getElementById(name), choose = (value) => {
+        field.value = value;
+        field.dispatchEvent(new Event("input"));
+        const [steps, rewards] = [1, 2].map((n) => [...document.querySelectorAll(`.row :nth-child(${n})`)]);
+        return steps.map((step, row) => `${step.textContent}: ${rewards[row].textContent}`);
+      };
+      const found = choose(value);
+      choose("");
+      return found; })(%s)"""
+    for name, value, found in (
+        ("sort", "best first", ["step 1: 0.750", "step 0: 0.750", "step 1: 0.250", "step 0: 0.250"]),
+        ("step", "0", ["step 0: 0.250", "step 0: 0.750"]),
+        ("least", "0.5", ["step 1: 0.750", "step 0: 0.750"]),
+        ("most", "0.5", ["step 1: 0.250", "step 0: 0.250"]),
+        ("stop", "turns", ["step 1: 0.250", "step 0: 0.250"]),
+        ("search", "A GEM", ["step 1: 0.250", "step 0: 0.250"]),
         ("search", "nowhere", []),
     ):
-        choose(page, name, value)
-        assert rows(page) == left, name
-        choose(page, name, "")
+        assert page.evaluate(left % f"{name!r}, {value!r}") == found, name
     assert quiet(page)

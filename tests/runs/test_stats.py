@@ -9,8 +9,13 @@ from hypothesis import strategies as st
 
 from forage.errors import UserError
 from forage.runs.stats import (
+    Phases,
+    advice,
+    lessons,
+    print_step,
     read_stats,
     reproducible,
+    seconds_left,
     stats_path,
     step_seconds,
     summarised,
@@ -18,7 +23,7 @@ from forage.runs.stats import (
     verdicts,
     write_stats,
 )
-from tests.factories import STATS
+from tests.factories import STATS, Clock
 
 
 def test_summary_by_hand():
@@ -50,15 +55,6 @@ def test_a_file_is_a_line_a_field_and_comes_back(tmp_path):
     )
     assert row["summary"]["overall"]["mean"] == 0.625
     assert row["measured"] == {"seconds": {"rollout": 20.5, "step": 31.0}, "memory_gib": 1.5}
-
-
-def test_a_step_of_an_older_version_lacks_what_came_later(tmp_path):
-    path = write_stats(tmp_path, replace(STATS, flat_by_reward={"mrr": 1}))
-    row = json.loads(path.read_text())
-    assert row.pop("flat_by_reward") == {"mrr": 1}
-    assert "distinct_queries" not in row["episodes"]
-    path.write_text(json.dumps(row))
-    assert read_stats(tmp_path) == [STATS]
 
 
 def test_who_played_comes_back_and_is_measured(tmp_path):
@@ -137,3 +133,120 @@ def test_a_verdict_does_not_depend_on_which_episode_ended_first():
     before = dict.fromkeys(after, 0.4)
     turned = {name: after[name] for name in reversed(after)}
     assert verdicts("a", "b", "mrr", after, before, None) == verdicts("a", "b", "mrr", turned, before, None)
+
+
+# Stopwatches by name
+
+
+def test_phases_by_hand():
+    clock = Clock()
+    phases = Phases(clock)
+    with phases("rollout"):
+        clock.seconds = 2
+        with phases("search"):
+            clock.seconds = 5
+        clock.seconds = 10
+    with phases("search"):
+        clock.seconds = 11
+    clock.seconds = 20
+    assert phases.take() == {"rollout": 10, "search": 4}
+    assert phases.take() == {}
+
+
+def test_a_name_that_runs_twice_at_once_counts_once():
+    clock = Clock()
+    phases = Phases(clock)
+    outer, inner = phases("search"), phases("search")
+    outer.__enter__()
+    clock.seconds = 2
+    inner.__enter__()
+    clock.seconds = 5
+    outer.__exit__(None, None, None)  # not in the order of their beginning, as asyncio's tasks end
+    clock.seconds = 7
+    inner.__exit__(None, None, None)
+    assert phases.take() == {"search": 7}
+
+
+def test_a_phase_has_the_work_that_it_left_to_the_gpu():
+    """A stand-in whose queued work takes its time only when it is waited for, as on a GPU."""
+    clock, queued, waits = Clock(), [], []
+
+    def synchronize():
+        waits.append(clock.seconds)
+        clock.seconds += sum(queued)
+        queued.clear()
+
+    phases = Phases(clock, synchronize)
+    with phases("update"):
+        queued.append(7)
+        with phases("backward"):
+            clock.seconds += 1
+            queued.append(20)
+    with phases("checkpoint"):
+        clock.seconds += 2
+    assert waits == [1, 28, 30]
+    assert phases.take() == {"backward": 28, "update": 28, "checkpoint": 2}
+    queued.append(5)
+    with pytest.raises(KeyError), phases("update"):
+        raise KeyError  # a GPU that failed can't be waited for
+    assert len(waits) == 3
+
+
+def test_what_still_runs_is_taken_up_to_now_and_an_error_stops_the_watch():
+    clock = Clock()
+    phases = Phases(clock)
+
+    def breaks():
+        with phases("step"):
+            clock.seconds = 4
+            assert phases.take() == {"step": 4}
+            clock.seconds = 6
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        breaks()
+    assert phases.take() == {"step": 2}
+
+
+# The line of a step, and whether the trainer waits
+
+
+def test_time_left_by_hand():
+    steps = [replace(STATS, step=step, seconds={"step": took}) for step, took in enumerate((10.0, 12.0, 50.0))]
+    assert seconds_left(steps, 9) == 84
+    assert seconds_left(steps, 2) == 0
+
+
+def test_what_taught_nothing_is_said():
+    learnt = replace(STATS, groups={"total": 2, "flat": 1, "replaced": 0})
+    assert lessons(learnt) == []
+    flat = replace(STATS, groups={"total": 2, "flat": 2, "replaced": 0})
+    assert lessons(flat) == ["2 of 2 groups flat (all episodes of a question earned the same): no reward to learn from"]
+    [said] = lessons(replace(flat, episodes=STATS.episodes | {"well_formed": 0.0}))
+    assert said.startswith("no episode keeps to the protocol")
+    assert "sft_train.py" in said
+
+
+def test_a_step_is_a_line(capsys):
+    seconds = {"rollout": 10.0, "generate": 9.0}
+    history = [
+        replace(STATS, step=step, rewards={"overall": [mean]}, seconds=seconds, notes=["half of it was [flat]"])
+        for step, mean in enumerate((0.2, 0.4, 0.6))
+    ]
+    print_step(history, 9, ", sampled at T 0.7")
+    assert capsys.readouterr().out.splitlines() == [
+        "step 2 of 9, sampled at T 0.7: overall 0.600; 10 s (rollout 10); 1 min 10 s left",
+        "note: half of it was [flat]",
+    ]
+
+
+def test_a_trainer_that_waits_a_fifth_of_the_last_steps_is_told_but_not_of_the_first():
+    def step(number, waited, played=8):
+        seconds = {"rollout": 4.0, "backward": 6.0, "generate": 3.0, "rollout_wait": waited}
+        return replace(STATS, step=number, seconds=seconds, workers={"a": played} if played else {})
+
+    says = "the trainer waits 50 % of the time for episodes: add a rollout worker, or raise --max-staleness"
+    assert advice([step(0, 99.0), step(1, 6), step(2, 4)]) == says
+    assert advice([step(0, 99.0), step(1, 3), step(2, 0.9)]) == ""  # 19.5 %
+    assert advice([step(0, 99.0)]) == advice([]) == advice([step(0, 6, 0), step(1, 6, 0)]) == ""
+    assert advice([*(step(number, 8) for number in range(30)), *(step(number, 1) for number in range(30, 50))]) == ""

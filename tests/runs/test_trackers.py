@@ -1,6 +1,7 @@
 """Trackers: flat names by hand, and each library for real where it is installed, a resumed run included."""
 
 import importlib.util
+import struct
 import sys
 import time
 from types import SimpleNamespace
@@ -10,7 +11,6 @@ import pytest
 from forage.errors import UserError
 from forage.runs.trackers import chosen, flatten, open_tracker
 from tests.factories import STATS
-from tests.wandb_file import wandb_records
 
 
 def test_flat_names_by_hand():
@@ -98,3 +98,23 @@ def test_trackio_goes_on_with_the_same_run(tmp_path, monkeypatch, capsys):
         (6, 1.75),
     ]
     assert capsys.readouterr().out == "trackio: this run beside others: trackio show --project forage\n" * 2
+
+
+# What wandb keeps of an offline run
+
+
+def wandb_records(path):
+    """Records of an offline run's file, a log of LevelDB's: (crc, length, type) and data, within blocks of 32 KiB."""
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    data, place, whole = path.read_bytes(), 7, b""
+    while place + 7 <= len(data):
+        if 32768 - place % 32768 < 7:
+            place += 32768 - place % 32768
+            continue
+        _, length, part = struct.unpack_from("<IHB", data, place)
+        whole += data[place + 7 : place + 7 + length]
+        place += 7 + length
+        if part in (1, 4):  # the whole of a record, or its end
+            record, whole = Record.FromString(whole), b""
+            yield record

@@ -3,48 +3,30 @@
 What real nodes do under Slurm is in tests/integration/test_slurm.py.
 """
 
-import os
 import re
 import subprocess
-import sys
 
 import pytest
 import yaml
 
 from tests import ROOT
+from tests.stand_ins import machine_with
 
 SKY = yaml.safe_load((ROOT / "cluster" / "sky.yaml").read_text())
-SMI = """case "$*" in
-  *=index*) for card in $(seq 0 $((CARDS - 1))); do echo $card; done ;;
-  *) for card in $(seq $CARDS); do echo 24564; done ;;
-esac
-exit $((CARDS == 0))"""
-# It checks as the real one does, finds CUDA, and shows what else it is asked.
-PYTHON = f"""case "$*" in
-  "-m forage.stack_settings") exec {sys.executable} "$@" ;;
-  "-m forage.machine") ;;
-  -c*sysconfig*) echo "${{0%/*}}" ;; # where Python.h is
-  *) echo "gpus=$CUDA_VISIBLE_DEVICES interface=$GLOO_SOCKET_IFNAME key=$VLLM_API_KEY $*" ;;
-esac
-case "$*" in *grpo_rollout.py*) sleep 1; exit ${{WORKER_STATUS:-0}} ;; esac"""
 
 
 @pytest.fixture
 def node(tmp_path):
     """node(...): what a node with so many GPUs says and writes; Python and nvidia-smi are stand-ins."""
-    (tmp_path / "bin").mkdir()
-    for name, text in (("nvidia-smi", SMI), ("python", PYTHON), ("sleep", 'exec /bin/sleep "${PAUSE:-$1}"')):
-        (tmp_path / "bin" / name).write_text(f"#!/bin/bash\n{text}\n")
-        (tmp_path / "bin" / name).chmod(0o755)
-    (tmp_path / "bin" / "Python.h").touch()
     python, shared = str(tmp_path / "bin" / "python"), tmp_path / "shared"
     (shared / "models" / "served").mkdir(parents=True)
 
     def node(*command, cards=0, **settings):
-        env = {
-            "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", "HOME": str(tmp_path), "PY": python, "VLLM_PY": python,
-            "SHARED": str(shared), "ENV_FILE": str(tmp_path / "env"), "CARDS": str(cards),
+        env = machine_with(tmp_path / "bin", cards, sleep='exec /bin/sleep "${PAUSE:-$1}"') | {
+            "HOME": str(tmp_path), "PY": python, "VLLM_PY": python, "SHARED": str(shared),
+            "ENV_FILE": str(tmp_path / "env"),
         }  # fmt: skip
+        del env["DEVICE"]
         command = command or ("cluster/node.sh",)
         done = subprocess.run(command, cwd=ROOT, env=env | settings, capture_output=True, text=True, timeout=250)
         found = (shared / "logs" / settings.get("RUN", "stack")).glob("*.log")
@@ -66,7 +48,7 @@ def test_the_first_nodes_train_together_on_all_their_gpus(node):
     prepared = logs["train"].count("data_prep.py")
     assert prepared  # since it is the first
     train = line_with(logs["train"], "grpo_train.py")
-    assert re.search(r"gpus=0,1 interface=[\w.-]+ ", train)  # whichever leads out of here
+    assert re.search(r"interface=[\w.-]+ .*gpus=0,1 ", train)  # whichever leads out of here
     assert (
         "-m torch.distributed.run --nnodes 2 --node-rank 0 --rdzv-backend static --rdzv-endpoint 127.0.0.1:29507"
         " --nproc-per-node 2 grpo_train.py " in train

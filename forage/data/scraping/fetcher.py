@@ -1,11 +1,14 @@
-"""Fetcher: fetches the page at an untrusted URL politely, or says why it can't (causes.py lists the causes)."""
+"""Fetcher: fetches the page at an untrusted URL politely, or says why it can't (content_folder.py lists the causes)."""
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
 import random
-from collections.abc import Awaitable, Callable
+import re
+import zlib
+from collections import defaultdict
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -14,9 +17,15 @@ from urllib.parse import urljoin
 import httpx
 from protego import Protego
 
-from forage.data.scraping.bodies import read_page_body, read_robots_body
-from forage.data.scraping.causes import HOST_FAILURES, RETRIED, TRANSIENT, Unfetchable, cause_of_status
-from forage.data.scraping.content_folder import ContentFolder, PageRecord
+from forage.data.scraping.content_folder import (
+    HOST_FAILURES,
+    RETRIED,
+    TRANSIENT,
+    ContentFolder,
+    PageRecord,
+    Unfetchable,
+    cause_of_status,
+)
 from forage.data.scraping.hosts import Host, host_of, look_up, parse_url
 from forage.data.scraping.options import ScrapeOptions, split_address
 from forage.data.scraping.page_text import read_page
@@ -26,7 +35,9 @@ ROBOT = "forage"  # the name that rules of robots.txt are matched against
 MAX_WAIT = 60.0  # seconds before a retry, or for a Retry-After or a Crawl-delay
 MAX_REDIRECTS = 5
 UNREACHABLE_AFTER = 5  # failures in a row to connect to a host or to get its robots.txt
-REDIRECTS = {301, 302, 303, 307, 308}
+PAGE_TYPES = {"text/html", "application/xhtml+xml", "text/plain"}
+ROBOTS_BYTES = 512 * 1024  # RFC 9309 asks for at least 500 KiB; the rest is ignored
+PIECE = 64 * 1024  # decompressed data at a time
 
 ReadBody = Callable[[httpx.Response], Awaitable[bytes]]
 
@@ -54,13 +65,10 @@ class Fetcher:
         self.transport = transport
         self.folder = folder
         self.in_flight = asyncio.Semaphore(options.batch_size)
-        self.hosts: dict[str, Host] = {}
+        self.hosts = defaultdict[str, Host](lambda: Host(options.delay, asyncio.Semaphore(options.per_host)))
 
     def _host(self, url: httpx.URL) -> Host:
-        name = host_of(url)
-        if name not in self.hosts:
-            self.hosts[name] = Host(self.options.delay, asyncio.Semaphore(self.options.per_host))
-        return self.hosts[name]
+        return self.hosts[host_of(url)]
 
     async def fetch(self, url: str) -> PageRecord:
         """The record of a URL, after as many attempts as are needed and allowed."""
@@ -200,7 +208,7 @@ class Fetcher:
 
     async def _answer(self, host: Host, url: httpx.URL, response: httpx.Response, read: ReadBody) -> _Answer:
         status = response.status_code
-        if status in REDIRECTS and "location" in response.headers:
+        if response.has_redirect_location:
             return _Answer(url, status, location=response.headers["location"])
         cause = cause_of_status(status)
         if cause in ("rate_limited", "server_error"):
@@ -230,3 +238,58 @@ def _join(url: httpx.URL, location: str) -> httpx.URL:
 def _record(url: str, cause: str, detail: str, status: int | None, size: int) -> PageRecord:
     now = datetime.now(UTC).isoformat(timespec="seconds")
     return PageRecord(url, status, cause, detail[:300], size, sha256=None, path=None, charset=None, time=now)
+
+
+# Response bodies of untrusted servers
+
+
+async def read_page_body(response: httpx.Response, max_bytes: int) -> bytes:
+    """The body of a response; Unfetchable if its type, size or first bytes say that it is not a page."""
+    kind = re.split("[;,]", response.headers.get("content-type", ""))[0].strip().lower()
+    if kind not in PAGE_TYPES:
+        raise Unfetchable("not_html", kind or "no Content-Type")
+    body = await _read_body(response, max_bytes)
+    if len(body) > max_bytes:
+        raise Unfetchable("too_large", f"over {max_bytes} bytes", size=len(body))
+    if body[:1024].lstrip().startswith(b"%PDF"):
+        raise Unfetchable("not_html", "PDF", size=len(body))
+    return body
+
+
+async def read_robots_body(response: httpx.Response) -> bytes:
+    """The first ROBOTS_BYTES of a robots.txt, of any content type."""
+    return (await _read_body(response, ROBOTS_BYTES))[:ROBOTS_BYTES]
+
+
+async def _read_body(response: httpx.Response, most: int) -> bytes:
+    """The body, of which no more is read than it takes to see that it is larger than `most`."""
+    body = bytearray()
+    async for piece in _decoded(response):
+        body += piece
+        if len(body) > most:
+            break
+    return bytes(body)
+
+
+async def _decoded(response: httpx.Response) -> AsyncIterator[bytes]:
+    """The body, decompressed in pieces, so that a gigabyte of zeros in a megabyte of gzip never exists as a whole."""
+    encoding = response.headers.get("content-encoding", "identity").strip().lower()
+    if encoding not in ("identity", "", "gzip"):
+        raise Unfetchable("bad_encoding", f"Content-Encoding {encoding}")
+    stream = zlib.decompressobj(wbits=16 + zlib.MAX_WBITS) if encoding == "gzip" else None
+    try:
+        async for data in response.aiter_raw():
+            if not stream:
+                yield data
+                continue
+            while data and not stream.eof:
+                yield stream.decompress(data, PIECE)
+                data = stream.unconsumed_tail
+            if stream.eof:  # what follows, perhaps endlessly, is not part of it
+                return
+    except httpx.RemoteProtocolError as error:
+        raise Unfetchable("truncated", str(error)) from error
+    except zlib.error as error:
+        raise Unfetchable("bad_encoding", f"broken compressed data: {error}") from error
+    if stream:
+        raise Unfetchable("truncated", "the gzip stream has no end")

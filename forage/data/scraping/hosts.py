@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 import httpx
 from protego import Protego
 
-from forage.data.scraping.causes import Unfetchable
+from forage.data.scraping.content_folder import Unfetchable
 
 # httpx has lowered the case. Odd forms of IPv4 (2130706433, 0x7f.1) pass here and are checked once resolved.
 HOST_NAME = re.compile(r"(?:[a-z0-9_-]{1,63}\.)*[a-z0-9_-]{1,63}\.?", re.ASCII)

@@ -1,6 +1,6 @@
 """Scraping: fetch the pages of a list of URLs, keep them as files, and record what became of each.
 
-content_dir/manifest.jsonl                        one row per URL (PageRecord; causes.py lists the causes)
+content_dir/manifest.jsonl                        one row per URL (PageRecord; content_folder.py lists the causes)
 content_dir/<2 hex digits>/<32 hex digits>.html   bodies of the pages that ended 'ok', decompressed, as sent
 """
 
@@ -14,8 +14,7 @@ from pathlib import Path
 
 import httpx
 
-from forage.data.scraping.causes import TRANSIENT, Unfetchable
-from forage.data.scraping.content_folder import ContentFolder, PageRecord, opened
+from forage.data.scraping.content_folder import TRANSIENT, ContentFolder, PageRecord, Unfetchable, opened
 from forage.data.scraping.fetcher import Fetcher
 from forage.data.scraping.hosts import host_of, parse_url
 from forage.data.scraping.options import ScrapeOptions

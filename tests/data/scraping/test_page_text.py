@@ -1,13 +1,13 @@
 """Text of pages: blocks in order, furniture out."""
 
 import sys
+from urllib.parse import urlsplit
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forage.data.scraping.bodies import decode_html
-from forage.data.scraping.page_text import Block, read_page
+from forage.data.scraping.page_text import Block, Page, decode_html, drop_boilerplate, read_page
 
 
 def texts(html):
@@ -171,3 +171,59 @@ def lines_run(page):
     finally:
         sys.settrace(before)
     return count
+
+
+# Charsets: declared, misdeclared, undeclared
+
+
+SJOGREN = "Sjögren – café"
+
+
+@pytest.mark.parametrize(
+    ("body", "charset", "text"),
+    [
+        (SJOGREN.encode(), None, SJOGREN),
+        (SJOGREN.encode(), "iso-8859-1", SJOGREN),
+        (SJOGREN.encode("cp1252"), "utf-8", SJOGREN),
+        (SJOGREN.encode("cp1252"), "no-such-charset", SJOGREN),
+        (b"\xef\xbb\xbf" + SJOGREN.encode(), "latin-1", SJOGREN),
+        (b'<meta charset="koi8-r">' + "боль".encode("koi8-r"), None, '<meta charset="koi8-r">боль'),
+        ("頭痛".encode("shift_jis"), '"Shift_JIS"', "頭痛"),
+        (b"caf\xe9 \x81", None, "café \ufffd"),
+    ],
+)
+def test_charsets(body, charset, text):
+    assert decode_html(body, charset) == text
+
+
+# Boilerplate of a host goes, what is only frequent stays
+
+
+def test_drop_boilerplate():
+    def page(*lines):
+        return Page("T", (Block("See also", is_heading=True), *map(Block, lines)))
+
+    own = {f"http://a.test/{n}": page(f"Page {n}") for n in range(5)}
+    own |= {f"http://a.test/4?{how}": page("Page 4") for how in ("print", "mobile")}  # one page under three addresses
+    own |= {f"http://b.test/{n}": page(f"Page {n}") for n in range(2)}
+    pages = {url: page(each.blocks[1].text, "Call 911.") for url, each in own.items()}
+    left, dropped = drop_boilerplate(pages, lambda url: urlsplit(url).netloc)
+    assert dropped == {"Call 911.": 7}
+    # Two pages prove nothing.
+    assert left == {url: each if "a.test" in url else pages[url] for url, each in own.items()}
+    assert list(left) == list(pages)
+    assert drop_boilerplate(pages, site_of=lambda url: "one host")[0] == own
+
+
+@pytest.mark.parametrize(
+    ("number", "having", "goes"),
+    [
+        (13, 3, False), (13, 9, False), (13, 10, True), (13, 13, True),  # a warning on a few pages is content
+        (4, 4, False), (5, 4, False), (5, 5, True), (10, 9, False), (100, 49, False), (100, 50, True),
+    ],
+)  # fmt: skip
+def test_on_how_many_pages_a_paragraph_is_boilerplate(number, having, goes):
+    pages = {f"{n}": Page("", (Block(f"Page {n}."), *[Block("Unplug it.")] * (n < having))) for n in range(number)}
+    left, dropped = drop_boilerplate(pages, lambda name: "one folder")
+    assert (Block("Unplug it.") not in left["0"].blocks) == goes
+    assert dropped == ({"Unplug it.": having} if goes else {})

@@ -1,13 +1,7 @@
 """Scraping against a real server that misbehaves: exact causes, resuming after a kill, politeness, addresses."""
 
 import json
-import os
-import signal
 import socket
-import subprocess
-import sys
-import threading
-import time
 import tracemalloc
 from collections import defaultdict
 from copy import copy
@@ -25,7 +19,6 @@ from forage.data.scraping.options import ScrapeOptions
 from forage.data.scraping.page_text import read_page
 from forage.data.scraping.scraper import how_long, scrape
 from forage.errors import UserError
-from tests import ROOT
 from tests.misbehaving_server import MisbehavingServer
 
 QUICK = {"delay": 0, "retries": 2, "timeout": 0.5, "max_bytes": 200_000}
@@ -251,48 +244,6 @@ def test_a_gzip_bomb_takes_little_memory(server, tmp_path):
 def mixed_urls(count):
     kinds = ("good/{}", "good/{}", "good/{}", "status/404?{}", "pdf/{}")
     return [f"http://host{n % 2}.test/{kinds[n % 5].format(n)}" for n in range(count)]
-
-
-def start_worker(folder, server, urls):
-    worker = subprocess.Popen(
-        [sys.executable, str(ROOT / "tests/scrape_worker.py"), str(folder), server.address],
-        stdin=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )
-    assert worker.stdin
-    worker.stdin.write("\n".join(urls))
-    worker.stdin.close()
-    return worker
-
-
-@pytest.mark.slow
-def test_a_killed_run_ends_as_an_undisturbed_one(server, tmp_path):
-    urls = mixed_urls(60)
-    options = options_for(urls, server, retries=0)
-    scrape(urls, tmp_path / "undisturbed", options)
-    server.log.clear()
-
-    killed = tmp_path / "killed"
-    server.tickets = threading.Semaphore(len(urls) // 2 + 5)  # so it is not done before it is killed
-    worker = start_worker(killed, server, urls)
-    rows = killed / "manifest.jsonl"
-    deadline = time.monotonic() + 200
-    while not rows.exists() or rows.read_bytes().count(b"\n") < len(urls) // 2:
-        assert worker.poll() is None
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
-    worker.send_signal(signal.SIGKILL)
-    worker.wait()
-    server.tickets.release(1000)
-    done = [row["url"] for row in manifest(killed)]
-    assert len(urls) // 2 <= len(done) < len(urls)
-
-    assert start_worker(killed, server, urls).wait(timeout=200) == 0
-    assert without_times(killed) == without_times(tmp_path / "undisturbed")
-    assert pages(killed) == pages(tmp_path / "undisturbed")
-    for url in done:
-        assert server.log.count(url.split(".test")[1]) == 1
 
 
 def test_skip_existing_asks_again_only_for_what_may_have_changed(server, tmp_path):
