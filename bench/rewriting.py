@@ -27,9 +27,9 @@ from forage.arguments import parse, run_script
 from forage.data.records import read_answerable
 from forage.data.rewriter_data import export_rewriter_data
 from forage.evaluation.setting import choose
+from forage.extras.rewriter.actors import load_tokenizer
 from forage.extras.rewriter.data import read_data, titles
 from forage.extras.rewriter.evaluation import measure
-from forage.extras.rewriter.models import load_tokenizer
 from forage.extras.rewriter.options import Options as TrainOptions
 from forage.files import json_lines, replacing_folder, write_jsonl
 from forage.store.opening import open_store

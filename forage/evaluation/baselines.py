@@ -13,23 +13,51 @@ They are meant to be fair to a base model and to a trained policy alike:
   because a trained policy has never seen a prompt without it; if the policy calls it, an answer is forced as above.
 
 The retrieval metrics of `plain_rag` are those of the raw question.
+
+`ask` asks the policy something outside its episodes, such as a critique, in a conversation without tools.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from forage.agent.agent import Agent, Player, turn_seed
 from forage.agent.episode import Episode, Search, Stop, Turn
-from forage.agent.prompts import PASSAGE, QUERY_WORDS, final_query, worded
+from forage.agent.prompts import PASSAGE, QUERY_WORDS, final_query, prompt_tokens, worded
 from forage.agent.protocol import Passage, Protocol, Reading, write_call
 from forage.data.records import Question
 from forage.engines.base import Request, Sample
 from forage.errors import UserError
-from forage.evaluation.asides import NOTHING, Aside, ask
 from forage.evaluation.outcomes import Outcome
+
+
+@dataclass(frozen=True, slots=True)
+class Aside:
+    """The reply, and what it cost."""
+
+    text: str = ""
+    """One line without tags."""
+    sampled: int = 0
+    read: int = 0
+
+
+NOTHING = Aside()
+
+
+async def ask(agent: Agent, name: str, instruction: str, text: str, tokens: int, seed: int) -> Aside:
+    """The policy's reply of at most `tokens` tokens; `name` must differ from those of the episodes being played.
+
+    Raises EngineError if the engine gave up. Neither the text nor the reply can forge a turn: their control tokens and
+    tags are made harmless.
+    """
+    protocol = agent.protocol
+    ids = tuple(prompt_tokens(protocol.tokenizer, instruction, protocol.harmless(text)))
+    request = Request(ids, tokens, protocol.stop_ids, turn_seed(seed, name, 0), agent.sampling, name)
+    sampled = await agent.reply(request)
+    return Aside(protocol.harmless(protocol.text(sampled.ids)), len(sampled.ids), len(ids))
+
 
 FROM_MEMORY = (
     "Answer the {subject}question from what you know, without a search: write the answer between <answer> and "

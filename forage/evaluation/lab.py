@@ -30,9 +30,17 @@ from forage.evaluation.altered import ALTERATIONS
 from forage.evaluation.measures import Floats, interval, meanings
 from forage.evaluation.options import sources_of
 from forage.evaluation.player import log_of
-from forage.evaluation.report import SystemScores, comparable, summary
+from forage.evaluation.report import (
+    SystemScores,
+    Table,
+    comparable,
+    figure,
+    print_table,
+    score_names,
+    summary,
+    tables_of,
+)
 from forage.evaluation.setting import Setting, questions_file
-from forage.evaluation.tables import Table, figure, print_table, score_names, tables_of
 from forage.files import replacing
 from forage.manifest import write_manifest
 from forage.metrics import FEWEST, Interval, bootstrapped, needed, shown, signed

@@ -18,7 +18,7 @@ from forage.agent.options import AgentSettings, write_agent
 from forage.agent.protocol import Protocol, write_call
 from forage.agent.rewards import get_own_reward
 from forage.data.records import read_questions
-from forage.extras.gateway.handed_out import handed_out
+from forage.extras.gateway.own_agent import handed_out
 from tests import ROOT
 from tests.extras.gateway.own_agents import Spelling, agent_over
 from tests.extras.questions.chat_server import chat_server

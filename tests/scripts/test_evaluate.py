@@ -22,12 +22,11 @@ from forage.evaluation import baselines
 from forage.evaluation.measures import COSTS
 from forage.evaluation.options import EvaluationOptions
 from forage.evaluation.outcomes import OutcomeLog
-from forage.evaluation.report import SystemScores, pairs_of, say_missing, summary
+from forage.evaluation.report import SystemScores, columns, pairs_of, say_missing, summary, tables_of
 from forage.evaluation.setting import Policy, agree_on, choose, recorded, settle_agent
-from forage.evaluation.tables import columns, tables_of
 from forage.extras.gateway import own_agent
 from forage.extras.testtime.best_of import BestOf
-from forage.extras.testtime.features import FEATURES
+from forage.extras.testtime.preference import FEATURES
 from forage.extras.testtime.scorers import confidence, looks_good
 from forage.files import write_jsonl
 from forage.manifest import write_manifest

@@ -14,9 +14,8 @@ from typing import Any
 import torch
 
 from forage.agent.prompts import control_tokens
-from forage.extras.rewriter.actors import Policy, model_inputs, with_adapter
+from forage.extras.rewriter.actors import Policy, load_policy, model_inputs, save_lm, with_adapter
 from forage.extras.rewriter.data import Data, Row
-from forage.extras.rewriter.models import load_policy, save_lm
 from forage.extras.rewriter.options import Options, WarmOptions
 from forage.optimizer import update_weights
 from forage.text import first_words

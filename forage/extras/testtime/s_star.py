@@ -33,7 +33,7 @@ from forage.agent.prompts import worded
 from forage.agent.protocol import Protocol
 from forage.data.records import Question
 from forage.errors import check_at_least_one
-from forage.evaluation.asides import Aside, ask
+from forage.evaluation.baselines import Aside, ask
 from forage.evaluation.outcomes import Outcome
 from forage.extras.testtime.best_of import candidates, plain
 from forage.extras.testtime.scorers import WORDS, covered, relevance, shown, support

@@ -19,7 +19,7 @@ import grpo_rollout
 from forage.agent.episode import read_episodes
 from forage.agent.rewards import get_own_reward
 from forage.errors import UserError
-from forage.extras.gateway.handed_out import KEY, handed_out
+from forage.extras.gateway.own_agent import KEY, handed_out
 from tests import ROOT
 from tests.extras.gateway.own_agents import Spelling, agent_over
 from tests.pages import fenced
@@ -108,7 +108,7 @@ def test_search_by_the_model_context_protocol_counts_for_its_episode(protocol, p
 
 def test_what_is_taken_and_not_ended_costs_its_own_episode_alone(protocol, port, monkeypatch, capsys):
     """One that nobody has taken yet waits for longer than a taken one may last, which is said."""
-    monkeypatch.setattr("forage.extras.gateway.handed_out.TOLD", 0.2)
+    monkeypatch.setattr("forage.extras.gateway.own_agent.TOLD", 0.2)
 
     async def visitor(web):
         await asyncio.sleep(0.6)
@@ -144,7 +144,7 @@ def left_waiting(address):
 
 
 def test_who_asks_while_the_run_ends_is_told_so(port, monkeypatch, caplog):
-    monkeypatch.setattr("forage.extras.gateway.handed_out.NOTICED", 60.0)  # so long is each request looked at
+    monkeypatch.setattr("forage.extras.gateway.own_agent.NOTICED", 60.0)  # so long is each request looked at
 
     async def go(pool):
         gateway, _ = handed_out(port).opened()

@@ -4,8 +4,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from forage.extras.rewriter.actors import make_actors
-from forage.extras.rewriter.models import load_policy, save_lm
+from forage.extras.rewriter.actors import load_policy, make_actors, save_lm
 from forage.extras.rewriter.options import ActorOptions, Options
 from forage.extras.rewriter.ppo import logits_and_values
 from tests.tiny_rewriter import make_tiny, tiny_gpt2, tiny_lm

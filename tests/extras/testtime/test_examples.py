@@ -9,9 +9,8 @@ from forage.agent.episode import Search, Turn
 from forage.agent.protocol import write_answer, write_call
 from forage.agent.rewards import get_mrr
 from forage.data.records import Question
-from forage.extras.testtime.examples import cut_after, examples_of, pairs_of, right_share, siblings_of
-from forage.extras.testtime.features import OPEN
-from forage.extras.testtime.preference import Pairs
+from forage.extras.testtime.preference import OPEN, Pairs
+from forage.extras.testtime.train_scorer import cut_after, examples_of, pairs_of, right_share, siblings_of
 from tests.factories import EPISODE
 from tests.rated_samples import samples_of
 from tests.scripted_engine import run

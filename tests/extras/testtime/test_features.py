@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from forage.extras.testtime.best_of import candidates
-from forage.extras.testtime.examples import cut_after
-from forage.extras.testtime.features import FEATURES, cosines, features
+from forage.extras.testtime.preference import FEATURES, cosines, features
+from forage.extras.testtime.train_scorer import cut_after
 from tests.scripted_engine import QUESTION, run, turns
 from tests.word_embedder import WordEmbedder
 

@@ -9,10 +9,9 @@ import pytest
 from forage.agent.agent import Agent, BatchedSearch
 from forage.data.records import Question
 from forage.errors import UserError
-from forage.extras.testtime.examples import cut_after, right_share
-from forage.extras.testtime.features import FEATURES, OPEN
-from forage.extras.testtime.preference import CARD, Pairs, Preference, fit, scores
+from forage.extras.testtime.preference import CARD, FEATURES, OPEN, Pairs, Preference, fit, scores
 from forage.extras.testtime.scorers import scores_of
+from forage.extras.testtime.train_scorer import cut_after, right_share
 from forage.manifest import write_manifest
 from tests.factories import QUESTION
 from tests.rated_samples import samples_of

@@ -10,7 +10,7 @@ from forage.agent.vetting import Vetting
 from forage.data.records import Question, read_questions
 from forage.errors import UserError
 from forage.evaluation.outcomes import Outcome, OutcomeLog
-from forage.extras.testtime.selection import demonstration, is_fit, select
+from forage.extras.testtime.self_evolve import demonstration, is_fit, select
 from forage.store.options import StorePlace
 from tests.rated_samples import samples_of
 from tests.scripted_engine import run, turns
@@ -38,7 +38,7 @@ def test_what_is_fit_to_learn_from(tiny, tiny_protocol, questions):
 @pytest.fixture
 def logs(tmp_path, monkeypatch):
     """Logs of the search and of `single`."""
-    monkeypatch.setattr("forage.extras.testtime.selection.open_embedder", lambda card: WordEmbedder())
+    monkeypatch.setattr("forage.extras.testtime.self_evolve.open_embedder", lambda card: WordEmbedder())
     return OutcomeLog(tmp_path, "policy/best_of:8"), OutcomeLog(tmp_path, "policy/single")
 
 
