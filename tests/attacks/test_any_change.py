@@ -22,7 +22,6 @@ from forage.engines import chat_endpoint, completion
 from forage.engines.base import Request, Sample
 from forage.engines.completion import UnreadyError
 from forage.errors import UserError
-from forage.extras.chat.endpoint import call_text
 from forage.files import write_jsonl
 from forage.policy.card import read_policy_card
 from forage.policy.policy import load_policy
@@ -258,13 +257,11 @@ def sample_said(reply):
 
 
 def text_of(content):
-    message = chat_endpoint.choice_of(httpx.Response(200, content=content))["message"]
-    return message.get("content"), list(map(call_text, message.get("tool_calls") or ()))
+    return chat_endpoint.choice_of(httpx.Response(200, content=content))["message"].get("content")
 
 
 def chat_said(reply):
-    message = reply["choices"][0]["message"]
-    return message.get("content"), list(map(call_text, message.get("tool_calls") or ()))
+    return reply["choices"][0]["message"].get("content")
 
 
 def hits_of(content, route="/retrieve"):
@@ -308,12 +305,7 @@ COMPLETION = {
         }
     ]
 }  # fmt: skip
-CALL = {"id": "1", "type": "function", "function": {"name": "search", "arguments": '{"query": "gout"}'}}
-CHAT = {
-    "choices": [
-        {"message": {"role": "assistant", "content": "Yes.", "tool_calls": [CALL]}, "finish_reason": "tool_calls"}
-    ]
-}
+CHAT = {"choices": [{"message": {"role": "assistant", "content": "Yes."}, "finish_reason": "stop"}]}
 FOUND = {
     "store": fingerprint_of(STORE, "c0de"),
     "result": [
