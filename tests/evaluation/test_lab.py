@@ -52,14 +52,6 @@ def test_classes_by_hand():
     ]  # fmt: skip
 
 
-def test_second_queries():
-    question = asked("q1", "a#0", "What mends it?", "treatment")
-    assert lab.second_queries(question, ["Gout", "", "Gout", "Rye"]) == [
-        "Gout What mends it?", "Gout treatment", "Rye What mends it?", "Rye treatment"
-    ]  # fmt: skip
-    assert lab.second_queries(asked("q1", "a#0", "What?"), ["Gout"]) == ["Gout What?"]
-
-
 SURE, NONE = [-0.5] * 8 + [-0.3] * 8, [0.01, -0.01] * 40
 FALLS, RISES, ALIKE, OPEN = (
     lab.Change(0.5, 0.1, SURE), lab.Change(0.1, 0.5, [-gain for gain in SURE]), lab.Change(0.5, 0.5, NONE),

@@ -3,7 +3,6 @@
 import json
 import math
 import shutil
-import sys
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -22,7 +21,7 @@ from forage.evaluation import baselines
 from forage.evaluation.measures import COSTS
 from forage.evaluation.options import EvaluationOptions
 from forage.evaluation.outcomes import OutcomeLog
-from forage.evaluation.report import SystemScores, columns, pairs_of, say_missing, summary, tables_of
+from forage.evaluation.report import SystemScores, columns, pairs_of, say_missing, summary
 from forage.evaluation.setting import Policy, agree_on, choose, recorded, settle_agent
 from forage.extras.gateway import own_agent
 from forage.extras.testtime.best_of import BestOf
@@ -33,7 +32,6 @@ from forage.manifest import write_manifest
 from forage.policy.adapters import list_contents
 from forage.policy.card import PolicyCard, read_policy_card, write_policy_card
 from tests.extras.gateway.own_agents import as_our_loop
-from tests.here import run_here
 from tests.kills import start
 from tests.options import with_options
 
@@ -104,30 +102,23 @@ def test_two_policies_in_one_table(tiny, tmp_path, capsys):
     assert second["over_reference"]["mrr"] == {"mean": -1, "low": -1, "high": -1}
     assert (first["metrics"]["searches"]["mean"], second["metrics"]["searches"]["mean"]) == (1, 0)
     rows = [json.loads(line) for line in (tmp_path / "per_question.jsonl").read_text().splitlines()]
-    values = [row["systems"]["warm/hyde"]["answer_similarity"] for row in rows]
-    assert len(values) == 6
-    assert np.mean(values) == pytest.approx(whole["systems"][2]["metrics"]["answer_similarity"]["mean"])
+    assert [row["systems"]["warm/plain_rag"]["mrr"] for row in rows] == [1] * 6
     for policy in ("warm", "plain"):
         for system in systems:
             episodes = stored(tmp_path, system, policy)
             assert sorted(episodes) == [f"q{n}/0" for n in range(6)]
             assert {e.adapter for e in episodes.values()} == {"warm-v000000" if policy == "warm" else "base"}
     page = (tmp_path / "table.md").read_text()
-    before_after, plain_rag, all_of_them, *_ = page.split("## ")[1:]
+    before_after, plain_rag, *_ = page.split("## ")[1:]
     assert before_after.startswith("plain/single beside warm/single, paired")
     assert plain_rag.startswith("plain/single beside plain/plain_rag, paired")
     for part, told in zip((before_after, plain_rag), whole["verdicts"], strict=True):
         assert part.rstrip().endswith(told)
         assert "| mrr, mrr@1, mrr@3 | " in part
     assert "plain RAG (plain/plain_rag) is better than plain/single" in plain_rag
-    assert "sampled at T 1, retrieval measured in chunks" in all_of_them
-    assert "answered: share of questions with an answer. Of a system's name, single is the agent itself" in page
     said = capsys.readouterr().out
     assert said.count("engine: this process, as no vLLM server answers at ") == 1  # for both policies
-    *_, columns, first_told, second_told, _ = said.splitlines()
-    assert [first_told, second_told] == whole["verdicts"]
-    assert "; format: A third each for running a search, " in columns
-    assert "| warm/plain_rag | 1.000 (1.000 to 1.000) |" in page
+    assert all(verdict in said for verdict in whole["verdicts"])
     assert "| warm/no_retrieval | -1.000 (-1.000 to -1.000) * |" in page
     assert "api_key" not in (tmp_path / "eval.json").read_text()
 
@@ -173,17 +164,6 @@ def test_every_strategy_is_a_line_that_plays(tiny, tmp_path, scorer):
     assert tokens["self_consistency:3"] == tokens["best_of:3"]
     given["scorer"] = scorer("other", 1)
     refuses("another scorer", options_of(tiny, out, **given))
-
-
-def test_more_is_evaluated_without_saying_again_how(tiny, tmp_path):
-    main(options_of(tiny, tmp_path, systems=("no_retrieval",), eval_questions=1))
-    more = ["--policy", f"tiny={tiny / 'policy'}", "--systems", "no_retrieval", "--eval-questions", "2",
-            "--output-dir", tmp_path, "--engine", "local", "--mode", "sparse", "--max-turns", "2",
-            "--max-turn-tokens", "6"]  # fmt: skip
-    done = run_here([sys.executable, "evaluate.py", *more])
-    assert done.returncode == 0, done.stderr
-    taken = f"--data {tiny / 'data'} --temperature 1.0"
-    assert f"not given, so taken from {tmp_path / 'evaluation.json'}: {taken}\n" in done.stdout
 
 
 def test_what_was_played_otherwise_is_not_mixed(tiny, tmp_path):
@@ -365,22 +345,6 @@ def test_a_greater_number_of_questions_adds_to_a_smaller_one():
     assert choose(questions[::-1], 10, 1) == few  # whatever the order of the file
     assert choose(questions, 10, 2) != few
     assert sorted(q.id for q in choose(questions, 0, 1)) == sorted(q.id for q in questions)
-
-
-def test_figures_by_hand():
-    """A metric that one system lacks altogether is in no row."""
-    cost = {name: np.ones(4) for name in COSTS} | {"judge": np.ones(4)}
-    one = SystemScores("warm", "plain_rag", "v000000", {"mrr": np.array([1.0, 0, 0, 0]), **cost})
-    other = SystemScores(
-        "warm", "single", "v000000", {"mrr": np.array([1.0, 1, 0, 1]), **cost, "judge": np.full(4, math.nan)}
-    )
-    rows = summary([one, other])
-    assert rows[1]["metrics"]["mrr"]["mean"] == 0.75
-    assert rows[1]["over_reference"]["mrr"]["mean"] == 0.5
-    page = "\n".join(map(str, tables_of(rows, "4 questions", whole=True)))
-    assert "| warm/single | +0.500 (+0.000 to +1.000) |" in page  # not clear of zero
-    assert all(row["metrics"].keys() == {"mrr", *COSTS} for row in rows)
-    assert "judge" not in page
 
 
 PAIRS = {

@@ -1,8 +1,6 @@
 """Agents that run on their own, in processes of their own, over real HTTP: they come for episodes and end them."""
 
 import asyncio
-import re
-import socket
 import subprocess
 import sys
 import threading
@@ -172,13 +170,6 @@ def test_other_machines_need_the_key(protocol, port, monkeypatch):
 
     [episode], _ = playing(protocol, port, visitor, host="0.0.0.0")
     assert episode.stop == "answer"
-
-
-def test_a_port_in_use_is_told(protocol):
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        number = taken.getsockname()[1]
-        with pytest.raises(UserError, match=re.escape(f"can't listen on 127.0.0.1:{number} (Address already in use)")):
-            playing(protocol, number, take)
 
 
 def test_a_run_is_played_by_programs_that_were_there_before(tiny, tmp_path, monkeypatch, port):

@@ -100,18 +100,6 @@ def test_the_reference_stays_what_it_was():
         assert not torch.allclose(actors.policy.response_logits(sequences, 2)[0], before)
 
 
-@pytest.mark.parametrize("actor", [ActorOptions(lora_rank=0), ActorOptions()])
-def test_the_output_layer_is_given_what_it_need_not_be_copied_for(actor):
-    """For rows that are not contiguous, PyTorch multiplies by a copy of the weights for each sequence."""
-    actors, _ = tiny_actors(actor)
-    given = []
-    actors.policy.lm.get_output_embeddings().register_forward_pre_hook(lambda _, hidden: given.append(hidden[0]))
-    prompts = left_padded([[5, 6], [7, 8]], actors.policy.pad_id)
-    actors.policy.response_logits(torch.cat((prompts, actors.policy.sample(prompts)), 1), 6)
-    assert given[-1].shape[1] == 7  # the last of these predicts nothing
-    assert all(hidden.is_contiguous() for hidden in given)
-
-
 def test_no_dropout_whatever_mode_is_asked_for():
     config = GPT2Config(vocab_size=100, n_embd=32, n_layer=2, n_head=2, eos_token_id=2, bos_token_id=2)
     actors = make_actors(Policy(GPT2LMHeadModel(config), SamplingOptions(), 2, 100), ActorOptions(lora_rank=0), seed=0)

@@ -42,9 +42,3 @@ def test_the_saved_model_is_the_one_that_was_trained(folder, tmp_path):
     saved = AutoModelForCausalLM.from_pretrained(tmp_path / "saved")
     got = saved(SEQUENCES).logits[:, 1:4] / policy.sampling.temperature
     torch.testing.assert_close(got, wanted.detach(), rtol=1e-3, atol=1e-3)
-
-
-@pytest.mark.parametrize(("given", "rates"), [((), (1e-4, 5e-4)), (("--lora-rank", "0"), (1e-5, 5e-5))])
-def test_rates_go_by_what_is_trained(given, rates):
-    actor = ActorOptions(lora_rank=0) if given else ActorOptions()
-    assert (actor.rate, 5 * actor.usual_rate) == rates

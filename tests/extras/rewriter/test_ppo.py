@@ -5,7 +5,6 @@ import math
 import pytest
 import torch
 
-from forage.errors import UserError
 from forage.extras.rewriter.options import PPOOptions
 from forage.extras.rewriter.ppo import (
     MAX_NORM,
@@ -135,14 +134,3 @@ def test_gradients_are_cut_to_the_norm():
     assert torch.sqrt(sum((weight.grad**2).sum() for weight in actors.parameters())) == pytest.approx(
         MAX_NORM, rel=1e-3
     )
-
-
-@pytest.mark.parametrize(
-    "given",
-    [
-        {"micro_batch_size": 3}, {"clip_range": 0.0}, {"gae_lambda": -0.1}, {"num_rollouts": 3},
-    ],
-)  # fmt: skip
-def test_options_that_can_not_be(given):
-    with pytest.raises(UserError, match=next(iter(given)).replace("_", "-")):
-        PPOOptions(**given).check()
