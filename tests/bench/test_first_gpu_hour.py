@@ -49,13 +49,6 @@ def test_a_verdict_is_that_of_what_ran(tmp_path, monkeypatch, command, verdict, 
     assert (outcome.verdict, outcome.found) == (verdict, found)
 
 
-def test_what_comes_before_is_no_part_of_what_is_judged(tmp_path):
-    outcome = run(Step("made", 'echo "$LETTER"', ENOUGH, two, {"LETTER": "x"}, before="echo x"), {}, tmp_path)
-    assert (outcome.verdict, list(outcome.tail)) == ("not as expected", ["x", "x"])
-    outcome = run(Step("made", "echo x x", ENOUGH, two, before="echo no plan; false"), {}, tmp_path)
-    assert (outcome.verdict, outcome.found) == ("failed", "no plan")
-
-
 def test_a_step_that_fails_stops_only_those_that_need_it():
     first, second, third = (
         Step(name, "true", ENOUGH, two, needs=needs) for name, needs in (("a", ""), ("b", "a"), ("c", ""))

@@ -11,7 +11,7 @@ from document_store import DocumentStore, StoreOptions
 from forage.agent.episode import read_episodes
 from forage.errors import UserError
 from forage.extras.serving.server import make_app
-from forage.store.opening import card_at, open_place, open_store, retriever_of
+from forage.store.opening import card_at, open_place, open_store
 from forage.store.options import StorePlace
 from forage.store.remote import RemoteStore
 from tests.pages import fenced
@@ -109,18 +109,6 @@ def test_one_chunk_of_each_document(tmp_path):
     )
     store = made["OnePerDocument"].open(tmp_path / "store")
     assert len({hit.doc_id for hit in store.search("rest", 2, "sparse")}) == 2
-
-
-def test_a_class_that_is_none_is_one_line(here):
-    (here / "wrong.py").write_text("class Wrong: ...\n")
-    for name, says in {
-        "wrong:Wrong": "must be a subclass of document_store.DocumentStore",
-        "wrong:Other": "--retriever wrong:Other can't be loaded: AttributeError",
-        "nowhere:Other": "--retriever nowhere:Other can't be loaded: ModuleNotFoundError",
-        "fused": "--retriever fused is no name of a class; give it as module:Class",
-    }.items():
-        with pytest.raises(UserError, match=says):
-            retriever_of(name)
 
 
 def test_a_run_notices_another_retriever(here):

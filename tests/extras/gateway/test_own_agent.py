@@ -413,51 +413,41 @@ def test_failed_episodes_are_counted_and_not_learnt_from_and_end_no_evaluation(t
     assert (stats.stops["agent"], sum(stats.stops.values()), len(stats.rewards["overall"])) == (3, 12, 9)
 
 
-def test_sixty_four_agents_of_all_kinds_at_once(protocol, capsys):
-    """Slow, crashing, hung, repeating, leaving in the middle: each of the others is whole, with its own tokens only."""
+def test_agents_of_all_kinds_at_once(protocol):
+    """Crashing, hung, leaving in the middle: each of the others is whole, with its own tokens only."""
 
     async def any_kind(question, client, tools):
         number = int(tools.recorder.book.id.rpartition("/")[2])
         said = f"I am {number}"
         await asyncio.sleep(number % 5 / 50)
-        if number % 8 == 1:
+        if number % 4 == 1:
             raise OSError("crashed")
-        if number % 8 == 2:
+        if number % 4 == 2:
             await asyncio.sleep(99)
-        if number % 8 == 3:  # leaves while a reply is being sampled
+        if number % 4 == 3:  # leaves while a reply is being sampled
             asyncio.ensure_future(ask(client, said)).add_done_callback(lambda left: left.exception())
             await asyncio.sleep(0.01)
             return "left"
         return (await ask(client, said, await ask(client, said), "and?")).content
 
     class Echo(Spelling):
-        def __init__(self):
-            super().__init__(protocol, seconds=0.02)
-
         async def generate(self, request):
             self.says.insert(0, f"{request.episode}:{self.protocol.tokenizer.decode(request.ids).count('and?')}")
             return await super().generate(request)
 
     async def go():
-        engine = Echo()
-        policy = agent_over(engine)
-        player = recorded(any_kind, 5.0)
+        engine = Echo(protocol, seconds=0.02)
+        policy, player = agent_over(engine), recorded(any_kind, 5.0)
         return await asyncio.gather(*(player(policy, QUESTION, n, 7) for n in range(64))), engine
 
     episodes, engine = asyncio.run(go())
+    causes = ["", "OSError: crashed", "it took longer than 5 s", ""]
+    assert [episode.cause for episode in episodes] == causes * 16
     for number, episode in enumerate(episodes):
-        kind = number % 8
-        assert episode.stop == ("agent" if kind in (1, 2) else "answer")
-        if kind in (1, 2):
-            assert episode.cause == ("OSError: crashed" if kind == 1 else "it took longer than 5 s")
-        if kind not in (1, 2, 3):
-            spoken = [protocol.text(episode.ids[turn.start : turn.end]) for turn in episode.turns]
-            assert spoken == [f"q1/{number}:0", f"q1/{number}:1"]
-            assert (episode.answer, episode.earlier) == (f"q1/{number}:1", ())
-        else:
-            assert not episode.sampled
+        spoken = [protocol.text(episode.ids[turn.start : turn.end]) for turn in episode.turns]
+        assert spoken == ([] if number % 4 else [f"q1/{number}:0", f"q1/{number}:1"])
+        assert episode.earlier == ()
     assert sorted(engine.released) == sorted(f"q1/{n}" for n in range(64))
-    assert ": the agent failed: OSError: crashed\n" in capsys.readouterr().out
 
 
 def test_too_many_requests_are_asked_to_come_again(protocol, monkeypatch):

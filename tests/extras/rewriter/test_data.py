@@ -3,9 +3,6 @@
 import pytest
 from transformers import AutoTokenizer
 
-from forage.data.chunking import Chunk
-from forage.data.records import Question
-from forage.data.rewriter_data import export_rewriter_data
 from forage.errors import UserError
 from forage.extras.rewriter.data import read_data
 from forage.extras.rewriter.options import Options
@@ -56,14 +53,3 @@ def test_without_eval_a_fifth_is_held_out_by_document(tmp_path, tokenizer):
 def test_what_leaves_nothing_to_train_on_is_an_error(tmp_path, tokenizer, corpus, rows, says):
     with pytest.raises(UserError, match=says):
         read_data(Options(data=write_data(tmp_path, corpus, train=rows, eval=[FLU])), tokenizer)
-
-
-def test_what_data_prep_made_can_be_read(tmp_path, tokenizer):
-    chunks = [Chunk("d", "Gout", "A sore toe.", 0, 11, 0, 2), Chunk("d", "Gout", "Crystals.", 11, 20, 1, 2)]
-    asked = [Question(word, f"{word} is gout?", "", "", "", ("d",), ("d#1",)) for word in ("What", "Who")]
-    export_rewriter_data(tmp_path, chunks, asked[:1], asked[1:])
-    data = read_data(Options(data=tmp_path), tokenizer)
-    assert data.texts == {"d#0": "Gout\nA sore toe.", "d#1": "Gout\nCrystals."}
-    assert [(row.query, row.relevant_doc_ids) for row in data.train] == [("What is gout?", ("d#1",))]
-    line = '{"query": "Who is gout?", "relevant_doc_ids": ["d#1"]}\n'
-    assert (tmp_path / "eval.jsonl").read_text() == line

@@ -3,13 +3,12 @@
 import sys
 from contextlib import contextmanager
 from subprocess import PIPE, Popen
-from types import SimpleNamespace
 from unittest import mock
 
 import httpx
 import pytest
 
-from document_store import Live, Serve, serve
+from document_store import Serve, serve
 from forage.data.records import Document
 from forage.errors import UserError
 from forage.extras.serving.server import Served, make_app
@@ -176,19 +175,6 @@ def test_a_server_takes_up_an_edited_store_and_says_so(tmp_path):
             assert f"{folder} has changed, but is served as it was (" in server.stderr.readline()
         finally:
             server.kill()
-
-
-def test_an_edited_store_that_could_not_be_opened_is_tried_again(tmp_path, monkeypatch, capsys):
-    DocumentStore.build(tmp_path / "store", DOCUMENTS, StoreOptions("none")).close()
-    live, clock = Live(Serve(tmp_path / "store", mode="sparse")), [100.0]
-    with DocumentStore.open(tmp_path / "store") as store:
-        store.add([Document("rash", "Rash", "Hives.")])
-    monkeypatch.setattr(live, "opened", mock.Mock(side_effect=[UserError("it is locked"), live.opened()]))
-    monkeypatch.setattr("document_store.time", SimpleNamespace(monotonic=lambda: clock[0]))  # its own, no server's
-    for clock[0], found in ((100.0, 0), (129.0, 0), (130.0, 1)):
-        live.served()
-        assert len(live.search(["hives"], 1)[0]) == found
-    assert capsys.readouterr().err.count("it is locked") == 1
 
 
 @pytest.mark.parametrize(("protocol", "most"), [("retrieve", 1000), ("mcp", 100), ("mcp-stdio", 100)])
