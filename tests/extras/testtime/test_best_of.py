@@ -6,9 +6,10 @@ Self-consistency: majority and medoid by hand.
 import pytest
 
 from forage.engines.base import EngineError
-from forage.extras.testtime.best_of import BestOf, SelfConsistency, agreed
-from forage.extras.testtime.scorers import Oracle, agreement, confidence
-from tests.scripted_engine import check_books, run, turns
+from forage.extras.testtime.best_of import BestOf, agreed
+from forage.extras.testtime.scorers import Oracle, agreement, best_index, confidence
+from tests.factories import answering
+from tests.scripted_engine import QUESTION, check_books, run, turns
 
 # The third is the one its tokens are surest of; the first and the last are most alike.
 SAMPLES = {
@@ -56,12 +57,13 @@ def test_an_engine_error_ends_only_its_own_candidate(protocol):
     ],
 )
 def test_which_answer_is_agreed_on(answers, place):
-    assert agreed(answers) == place
+    episodes = answering(*answers)
+    assert best_index(agreed(None, QUESTION, episodes), episodes) == place
 
 
 def test_the_agreed_answer_counts(protocol):
     samples = {"0": ("a", "heat"), "1": ("b", "Rest"), "2": ("c", "rest."), "3": ("d", "the rest")}
-    outcome, engine = run(SelfConsistency(n=4), protocol, turns(samples))
+    outcome, engine = run(BestOf(agreed, n=4), protocol, turns(samples))
     assert outcome.episode.id == "q1/1"
     assert engine.most_at_once == 4
     check_books(outcome, engine)
