@@ -234,31 +234,38 @@ def test_a_policy_that_training_makes_no_better_is_left_as_it_was(ground, tmp_pa
     assert after == before
 
 
-def test_a_killed_run_ends_as_an_undisturbed_one(ground, trained, tmp_path, monkeypatch, capsys):
-    """Killed after the checkpoint of step 2, by an error at the update that follows."""
-    output = tmp_path / "warm"
-    real = training.update
+def killed(options, name, step, then=lambda: None):
+    """Run the warm start until a function of its training is called for this step; `then` is called before each."""
+    real = getattr(training, name)
 
-    def killed(policy, optimizer, episodes, step, *rest):
-        if step == 3:
+    def dying(*given):
+        if step in given:
             raise KeyboardInterrupt
-        return real(policy, optimizer, episodes, step, *rest)
+        then()
+        return real(*given)
 
-    monkeypatch.setattr(training, "update", killed)
-    with pytest.raises(KeyboardInterrupt):
-        main(options(ground, output))
-    assert [path.name for path in checkpoints(output / "state")] == ["000002"]
-    monkeypatch.setattr(training, "update", real)
-    main(options(ground, output))
-    rows = [
-        [{k: v for k, v in json.loads(line).items() if k != "seconds"} for line in path.read_text().splitlines()]
-        for path in (trained / "stats.jsonl", output / "stats.jsonl")
-    ]
-    assert rows[0] == rows[1]
-    losses = f"{rows[0][0]['held_out_loss']:.3f} before, {rows[0][2]['held_out_loss']:.3f} then\nShown: it imitates "
-    assert f"the held-out loss was lowest at step 4: {losses}" in capsys.readouterr().out
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(training, name, dying)
+        with pytest.raises(KeyboardInterrupt):
+            main(options)
+
+
+def stats_of(folder):
+    """Without the seconds."""
+    rows = map(json.loads, (folder / "stats.jsonl").read_text().splitlines())
+    return [{name: value for name, value in row.items() if name != "seconds"} for row in rows]
+
+
+def test_a_killed_run_ends_as_an_undisturbed_one(ground, trained, tmp_path):
+    """Killed after the checkpoint of step 2, by an error at the update that follows."""
+    given = options(ground, tmp_path / "warm")
+    killed(given, "update", 3)
+    assert [path.name for path in checkpoints(given.output_dir / "state")] == ["000002"]
+    main(given)
+    assert stats_of(given.output_dir) == stats_of(trained)
     first, second = (
-        (folder / "adapters" / "v000000" / "adapter_model.safetensors").read_bytes() for folder in (trained, output)
+        (folder / "adapters" / "v000000" / "adapter_model.safetensors").read_bytes()
+        for folder in (trained, given.output_dir)
     )
     assert first == second
 
@@ -270,38 +277,23 @@ def test_a_killed_run_does_not_go_on_with_data_that_was_made_again(ground, tmp_p
     write_episodes(data / "more.jsonl", [])
     given = replace(options(data, tmp_path / "warm"), demonstrations=(data / "more.jsonl",))
     monkeypatch.setattr("forage.sft.demonstrations.Vetting.read", lambda *_: [])
-    real = training.update
-    monkeypatch.setattr(training, "update", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
-    with pytest.raises(KeyboardInterrupt):
-        main(given)
-    monkeypatch.setattr(training, "update", real)
+    killed(given, "update", 0)
     before = (data / name).read_text()
     (data / name).write_text(before.replace("gout", "Gout") + "\n")
     part = {"train.jsonl": "data.train", "store/chunks.jsonl": "data.store"}.get(name, f"demonstrations.{data / name}")
-    with pytest.raises(
-        UserError, match=f"was begun with another {part}: give that, or another --output-dir, or --over"
-    ):
+    with pytest.raises(UserError, match=f"was begun with another {part}: give that"):
         main(given)
     (data / name).write_text(before)
     main(given)
 
 
-def test_a_run_killed_before_a_checkpoint_keeps_the_last_ones_best_adapter(ground, tmp_path, monkeypatch):
+def test_a_run_killed_before_a_checkpoint_keeps_the_last_ones_best_adapter(ground, tmp_path):
     """The update to step 4 is better than step 2; its checkpoint never comes."""
-    best, digests, real = tmp_path / "warm" / "best", [], training.save_checkpoint
-
-    def killed(folder, step, *rest):
-        if step == 4:
-            raise KeyboardInterrupt
-        digests.append(weights_digest(newest_adapter(best)))
-        real(folder, step, *rest)
-
-    monkeypatch.setattr(training, "save_checkpoint", killed)
-    with pytest.raises(KeyboardInterrupt):
-        main(options(ground, tmp_path / "warm"))
+    given, digests = options(ground, tmp_path / "warm"), []
+    best = given.output_dir / "best"
+    killed(given, "save_checkpoint", 4, lambda: digests.append(weights_digest(newest_adapter(best))))
     there = [weights_digest(path) for path in (best / "adapters").iterdir()]
     assert digests[0] in there
     assert len(there) == 2
-    monkeypatch.setattr(training, "save_checkpoint", real)
-    main(options(ground, tmp_path / "warm"))
+    main(given)
     assert [path.name for path in (best / "adapters").iterdir()] == ["v000004"]

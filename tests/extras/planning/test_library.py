@@ -11,7 +11,7 @@ from forage.agent.options import SearchOptions
 from forage.data.records import Question, read_questions
 from forage.errors import UserError
 from forage.extras.planning import teaching
-from forage.extras.planning.library import Options, cover, earnings, main, merged, shares_of, worth
+from forage.extras.planning.library import Options, cover, earnings, main, merged, shares_of
 from forage.extras.planning.tool import planner, read_library
 from forage.files import write_jsonl
 from forage.manifest import file_digest
@@ -54,11 +54,6 @@ def test_shapes_that_say_the_same_are_one():
         "symptoms": {"a": [1.0, 0.5], "b": [0.0]}, "symptoms_signs": {"a": [0.25]}, "topic": {"b": [0.5, 0.75]},
     }  # fmt: skip
     assert wordings["symptoms"].most_common(1) == [("[topic] Symptoms", 2)]
-
-
-def test_what_a_template_is_worth_by_hand():
-    earned = {"a": [1.0, 0.5], "b": [0.5]}
-    assert [worth(earned, kind) for kind in "abc"] == [0.5, 0.25, 0]
 
 
 def test_a_library_serves_all_kinds():

@@ -10,7 +10,6 @@ from forage.extras.questions.vetting import (
     NOT_IN_PASSAGE,
     Candidate,
     Vetter,
-    fault,
 )
 from forage.store.document_store import DocumentStore
 from forage.store.options import StoreOptions
@@ -71,9 +70,3 @@ def test_neighbours_that_share_the_answer_count(tmp_path):
     assert judged(store, asked) == [1]
     only_there = Candidate("model", first, "beta iota kappa lambda mu", "Alpha beta gamma delta.")
     assert judged(store, only_there) == [NOT_FOUND]
-
-
-def test_most_of_an_answer_must_be_said(store):
-    """Five words have three triples, of which two are said (starter ferments for, ferments for thirty)."""
-    assert fault(made(store, "rye", "", "starter ferments for thirty days")) == ""
-    assert fault(made(store, "rye", "", "starter ferments for some thirty days")) == NOT_IN_PASSAGE
