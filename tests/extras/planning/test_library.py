@@ -83,11 +83,9 @@ def test_the_command(tmp_path, capsys):
     write_jsonl(tmp_path / "train.jsonl", [replace(GOUT, focus="toe")])  # made again
     with pytest.raises(UserError, match=r"train.jsonl has other questions than .*run was trained on; give the run's"):
         main(options)
-    for wrong, says in (
-        ({"run_dir": tmp_path / "few"}, "gives a template"), ({"run_dir": tmp_path / "none"}, "has no episodes"),
-    ):  # fmt: skip
+    for name, says in {"few": "gives a template", "none": "has no episodes"}.items():
         with pytest.raises(UserError, match=says):
-            main(replace(options, **wrong))
+            main(replace(options, run_dir=tmp_path / name))
 
 
 # What plans are taught by
