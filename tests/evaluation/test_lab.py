@@ -78,31 +78,15 @@ def test_what_a_change_shows():
 @pytest.mark.parametrize(
     ("nothing", "others", "without", "words"),
     [
-        (ALIKE, ALIKE, ALIKE, "does not read: its answers don't depend on what was found"),
-        (FALLS, ALIKE, ALIKE, "does not read: its answers don't depend on what was found"),  # stumbles at nothing
-        (
-            ALIKE,
-            FALLS,
-            FALLS,
-            "answers as well from memory: its answers gain nothing by what was found and is misled by",
-        ),
+        (FALLS, ALIKE, ALIKE, "does not read: "),  # stumbles at nothing
+        (ALIKE, FALLS, FALLS, "answers as well from memory: its answers gain nothing by what was found and is misled"),
         (RISES, OPEN, FALLS, "answers as well from memory: its answers gain nothing by what was found"),
-        (FALLS, FALLS, FALLS, "searches and reads: its answers depend on the passages that answer"),
-        (
-            FALLS,
-            FALLS,
-            ALIKE,
-            "reads for the topic alone: its answers depend on what was found, not on the passages that",
-        ),
+        (FALLS, FALLS, FALLS, "searches and reads: "),
+        (FALLS, FALLS, ALIKE, "reads for the topic alone: "),
         (FALLS, FALLS, OPEN, "reads what was found, and is not shown to need the passages that answer"),
         (OPEN, FALLS, FALLS, "is not shown to need what was found (about "),
         (FALLS, OPEN, FALLS, "is not shown to need what was found (about "),
-        (
-            lab.Change(1, 1, [1.0, -1.0]),
-            FALLS,
-            FALLS,
-            "is not shown to need what was found",
-        ),  # no number of questions would
+        (lab.Change(1, 1, [1.0, -1.0]), FALLS, FALLS, "is not shown to need what was found"),  # no number would
     ],
 )
 def test_what_the_changes_come_to(nothing, others, without, words):
