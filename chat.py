@@ -2,7 +2,6 @@
 
     python chat.py --policy models/warm                          a policy folder or a merged model's folder
     python chat.py --policy runs/a --question "What is gout?"    one question to a run's newest adapter; for scripts
-    python chat.py --base-url http://127.0.0.1:8000/v1 --model NAME    any server with tool calling
 
 Shows each search and what it found, then the answer and the passages that contain its words. Uses the same loop as
 training and evaluate.py. Reads --data (the store); writes nothing. If standard input is not a terminal, each of its
@@ -23,9 +22,7 @@ def main(options: ChatOptions) -> None:
     talk(options)
 
 
-TOP = (
-    "policy", "base-url", "model", "data", "question", "engine", "urls", "temperature", "seed",
-)  # fmt: skip
+TOP = ("policy", "data", "question", "engine", "urls", "temperature", "seed")
 
 if __name__ == "__main__":
     run_script(main, __doc__, top=TOP, resumes=False)

@@ -32,7 +32,7 @@ from forage.arguments import run_script
 from forage.evaluation import baselines
 from forage.evaluation.altered import ALTERATIONS, Altered
 from forage.evaluation.options import MANIFEST, EvaluationOptions, Systems
-from forage.extras.testtime.best_of import BestOf, SelfConsistency
+from forage.extras.testtime.best_of import BestOf, agreed
 from forage.extras.testtime.s1 import BudgetForcing
 from forage.extras.testtime.s_star import SStar
 from forage.extras.testtime.scorers import Oracle, Scorer, looks_good
@@ -62,7 +62,7 @@ SYSTEMS: Systems = {
     "own_agent": lambda _: partial(baselines.played_by, own_agent()),
     "best_of": lambda setting, n=8, *, learned=False: BestOf(scorer_of(setting, learned), n),
     "oracle": lambda setting, n=8: BestOf(Oracle(setting.similarity), n),  # upper bound of any choice among n
-    "self_consistency": lambda _, n=8: SelfConsistency(n),
+    "self_consistency": lambda _, n=8: BestOf(agreed, n),
     "s1": lambda _, least=32, most=None: BudgetForcing(least, least if most is None else most),
     "tpo": lambda setting, n=4, rounds=1, *, learned=False: TPO(scorer_of(setting, learned), n, rounds),
     "s_star": lambda _, n=4, rounds=1: SStar(n, rounds),

@@ -44,10 +44,9 @@ MAY_CHANGE = ("max_steps", "report_to", "save_every", "output_dir", "micro_batch
 
 def main(options: Options) -> None:
     options.check()
-    from forage.extras.rewriter.actors import make_actors
+    from forage.extras.rewriter.actors import GPU_MODEL, load_policy, load_tokenizer, make_actors, save_lm
     from forage.extras.rewriter.data import origins, read_data
     from forage.extras.rewriter.evaluation import Evaluation
-    from forage.extras.rewriter.models import GPU_MODEL, load_policy, load_tokenizer, save_lm
     from forage.extras.rewriter.rewards import Scorer, load_reward
     from forage.extras.rewriter.training import train
     from forage.extras.rewriter.warm_start import warm_start

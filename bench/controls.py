@@ -299,11 +299,7 @@ def names_a_title(queries: Sequence[str], found: Sequence[Sequence[Hit]]) -> boo
 def found_by(options: Options, texts: Sequence[str], mode: Mode = "sparse") -> dict[str, list[Hit]]:
     """The 10 best chunks for each text."""
     distinct = list(dict.fromkeys(texts))
-    return (
-        dict(zip(distinct, store_of(options.data / "store").search(distinct, 10, mode), strict=True))
-        if distinct
-        else {}
-    )
+    return dict(zip(distinct, store_of(options.data / "store").search(distinct, 10, mode), strict=True))
 
 
 # Without training

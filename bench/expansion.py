@@ -11,7 +11,7 @@ import numpy as np
 from forage.data.records import Question
 from forage.data.relevance import by_document
 from forage.metrics import reciprocal_rank
-from forage.sft.telling_words import words_of
+from forage.sft.demonstrations import words_of
 from forage.store.bm25 import BM25, Tokenizer
 from forage.store.document_store import DocumentStore
 from forage.store.fusion import Hit

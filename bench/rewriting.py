@@ -27,9 +27,9 @@ from forage.arguments import parse, run_script
 from forage.data.records import read_answerable
 from forage.data.rewriter_data import export_rewriter_data
 from forage.evaluation.setting import choose
+from forage.extras.rewriter.actors import load_tokenizer
 from forage.extras.rewriter.data import read_data, titles
 from forage.extras.rewriter.evaluation import measure
-from forage.extras.rewriter.models import load_tokenizer
 from forage.extras.rewriter.options import Options as TrainOptions
 from forage.files import json_lines, replacing_folder, write_jsonl
 from forage.store.opening import open_store
@@ -115,8 +115,8 @@ def measured(options: Options, algorithm: str, seed: int) -> Iterator[Row]:
         del ways[WARM]
     for arm, searched in ways.items():
         search = partial(by_whole_documents, options) if arm == WHOLE else data.search
-        five, ten = (measure(arm, data.held_out, searched, search, k) for k in (5, 10))
-        measures = {"recall@5": five.recall, "nDCG@10": ten.ndcg, "MRR@10": ten.mrr}
+        five, ten = (measure(arm, data.held_out, searched, search, k).values for k in (5, 10))
+        measures = {"recall@5": five["recall"], "nDCG@10": ten["ndcg"], "MRR@10": ten["mrr"]}
         rounded = {name: np.round(values, 3).tolist() for name, values in measures.items()}
         of = (seed, round(minutes, 1)) if arm == algorithm else (0, 0.0)
         yield Row("held-out", time.strftime("%Y-%m-%d"), arm, of[0], 0.0, "", rounded, minutes=of[1])

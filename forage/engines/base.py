@@ -94,7 +94,7 @@ class Engine:
 
     adapter = "base"
     """Name of the adapter in use; 'base' without one."""
-    exact = True
+    exact = False
     """Equal seeds give bit-equal samples. Such an engine runs in this thread, so searches may, too."""
 
     @classmethod

@@ -11,6 +11,7 @@ import httpx
 
 from forage.arguments import imported
 from forage.engines.base import Engine, EngineOptions, Job
+from forage.errors import UserError
 from forage.policy.policy import check_length
 from forage.text import without_passwords
 
@@ -24,6 +25,8 @@ async def open_engine(options: EngineOptions, job: Job) -> AsyncIterator[Engine]
     check_length(job.card, job.tokens)
     options = settled(with_key(options))
     kind = imported("--engine", ENGINES.get(options.engine, options.engine))
+    if not (isinstance(kind, type) and issubclass(kind, Engine)):
+        raise UserError(f"--engine {options.engine} must be a subclass of forage.engines.base.Engine")
     async with kind.open(options, job) as engine:
         yield engine
 

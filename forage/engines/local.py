@@ -293,6 +293,8 @@ class LocalEngine(Engine):
     Left open, that is so on a GPU, where an update may need the room.
     """
 
+    exact = True  # a server, which batches requests as they come, rounds by batch
+
     def __init__(self, model: Any, slots: int = SLOTS, *, frees: bool | None = None) -> None:
         check_attention(model)
         self.model = model.eval().requires_grad_(False)

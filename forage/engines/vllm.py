@@ -67,8 +67,6 @@ class VLLMEngine(Engine):
     `sleeps`: it wakes the servers when it is opened and when it is closed; in between, `sleep()` and `wake()`.
     """
 
-    exact = False  # a server batches requests as they come, and rounds by batch
-
     def __init__(self, options: EngineOptions, wanted: Wanted | None = None, *, sleeps: bool = False) -> None:
         self.options, self.wanted, self.sleeps = options, wanted, sleeps
         self._base = ""

@@ -13,23 +13,50 @@ They are meant to be fair to a base model and to a trained policy alike:
   because a trained policy has never seen a prompt without it; if the policy calls it, an answer is forced as above.
 
 The retrieval metrics of `plain_rag` are those of the raw question.
+
+`ask` asks the policy something outside its episodes, such as a critique, in a conversation without tools.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from forage.agent.agent import Agent, Player, turn_seed
-from forage.agent.episode import Episode, Search, Stop, Turn
-from forage.agent.prompts import PASSAGE, QUERY_WORDS, final_query, worded
-from forage.agent.protocol import Passage, Protocol, Reading, write_call
+from forage.agent.agent import Agent, EpisodeBuilder, Player, TurnTokens, sample_name, turn_seed
+from forage.agent.episode import Search
+from forage.agent.prompts import PASSAGE, QUERY_WORDS, final_query, prompt_tokens, worded
+from forage.agent.protocol import Passage, Protocol, write_call
 from forage.data.records import Question
-from forage.engines.base import Request, Sample
+from forage.engines.base import Request
 from forage.errors import UserError
-from forage.evaluation.asides import NOTHING, Aside, ask
 from forage.evaluation.outcomes import Outcome
+
+
+@dataclass(frozen=True, slots=True)
+class Aside:
+    """The reply, and what it cost."""
+
+    text: str = ""
+    """One line without tags."""
+    sampled: int = 0
+    read: int = 0
+
+
+NOTHING = Aside()
+
+
+async def ask(agent: Agent, name: str, instruction: str, text: str, tokens: int, seed: int) -> Aside:
+    """The policy's reply of at most `tokens` tokens; `name` must differ from those of the episodes being played.
+
+    Raises EngineError if the engine gave up. Neither the text nor the reply can forge a turn: their control tokens and
+    tags are made harmless.
+    """
+    protocol = agent.protocol
+    ids = tuple(prompt_tokens(protocol.tokenizer, instruction, protocol.harmless(text)))
+    request = Request(ids, tokens, protocol.stop_ids, turn_seed(seed, name, 0), agent.sampling, name)
+    sampled = await agent.reply(request)
+    return Aside(protocol.harmless(protocol.text(sampled.ids)), len(sampled.ids), len(ids))
+
 
 FROM_MEMORY = (
     "Answer the {subject}question from what you know, without a search: write the answer between <answer> and "
@@ -54,7 +81,9 @@ async def played_by(player: Player | None, agent: Agent, question: Question, see
 
 async def no_retrieval(agent: Agent, question: Question, seed: int) -> Outcome:
     """Answers from memory."""
-    return await _answered(agent, question, seed, without_search(agent.protocol).prompt(question.question))
+    prompt = without_search(agent.protocol).prompt(question.question)
+    episode = EpisodeBuilder(sample_name(question, 0), question, prompt, agent.engine.adapter)
+    return await _answered(agent, episode, seed)
 
 
 async def plain_rag(agent: Agent, question: Question, seed: int) -> Outcome:
@@ -93,12 +122,12 @@ async def _written(agent: Agent, question: Question, instruction: str, seed: int
 async def _searched(agent: Agent, question: Question, seed: int, text: str, before: Aside = NOTHING) -> Outcome:
     """The answer after a search for `text`; the call shows the text cut to a query's length."""
     hits = await agent.search(text)
-    searched = Search(0, text, tuple(hit.chunk_id for hit in hits))
-    protocol = agent.protocol
+    episode, protocol = agent.begin(question, sample_name(question, 0)), agent.protocol
+    episode.searches.append(Search(0, text, tuple(hit.chunk_id for hit in hits)))
     call = protocol.turn_ids(write_call(shortened(protocol.harmless(text), agent.settings.max_query)))
     shown = protocol.show(Passage(hit.title, hit.text) for hit in hits)
-    ids = protocol.prompt(question.question) + call + protocol.join([shown], call[-1])
-    return await _answered(agent, question, seed, ids, (searched,), before)
+    episode.add_results([*call, *protocol.join([shown], call[-1])])
+    return await _answered(agent, episode, seed, before)
 
 
 def shortened(text: str, length: int) -> str:
@@ -106,47 +135,29 @@ def shortened(text: str, length: int) -> str:
     return text if len(text) <= length else text[: length + 1].rpartition(" ")[0] or text[:length]
 
 
-async def _answered(
-    agent: Agent, question: Question, seed: int, asked: Sequence[int], searches: tuple[Search, ...] = (),
-    before: Aside = NOTHING,
-) -> Outcome:  # fmt: skip
-    """The policy's answer to the conversation `asked`, forced if it gives none by itself."""
-    name, protocol, ids, dropped = f"{question.id}/0", agent.protocol, list(asked), 0
-    try:
-        sampled = await _sample(agent, ids, turn_seed(seed, name, 0), name)
-        reading = agent.read(sampled.ids)
-        if reading.answer is None:
-            dropped = len(sampled.ids)  # the prompt is read again from the cache, so it counts once
-            ids += protocol.tokenizer(OPENING, add_special_tokens=False)["input_ids"]
-            sampled = await _sample(agent, ids, turn_seed(seed, name, 1), name)
-            reading = agent.read(sampled.ids, OPENING)
-            reading = replace(reading, faults=(*reading.faults, "answer_forced"))
-    finally:
-        agent.engine.release(name)
-    episode = _episode(agent, question, name, ids, sampled, reading, searches)
-    return Outcome(episode, (episode,), before.sampled + dropped, before.read)
+async def _answered(agent: Agent, episode: EpisodeBuilder, seed: int, before: Aside = NOTHING) -> Outcome:
+    """The policy's answer to the conversation so far, forced if it gives none by itself.
+
+    An answer cut off by a limit counts as far as it goes, as the agent's does.
+    """
+    protocol, dropped = agent.protocol, 0
+    said = await _said(agent, episode, turn_seed(seed, episode.id, 0))
+    reading = agent.read(said.ids)
+    if reading.answer is None:
+        dropped = len(said.ids)  # the prompt is read again from the cache, so it counts once
+        episode.add_results(protocol.tokenizer(OPENING, add_special_tokens=False)["input_ids"])
+        said = await _said(agent, episode, turn_seed(seed, episode.id, 1))
+        reading = agent.read(said.ids, OPENING)
+        reading = replace(reading, faults=(*reading.faults, "answer_forced"))
+    if said.ids:
+        episode.add_turn(said, reading)
+    full = len(episode.ids) >= agent.settings.max_tokens
+    episode.stop = "answer" if said.finish == "stop" else "tokens" if full else "turn_tokens"
+    played = agent.finish(episode)
+    return Outcome(played, (played,), before.sampled + dropped, before.read)
 
 
-async def _sample(agent: Agent, ids: Sequence[int], seed: int, name: str) -> Sample:
+async def _said(agent: Agent, episode: EpisodeBuilder, seed: int) -> TurnTokens:
     """A turn no longer than the agent's may be; empty if the episode has no room left."""
-    room = min(agent.settings.max_turn_tokens, agent.settings.max_tokens - len(ids))
-    if room < 1:
-        return Sample((), (), "length")
-    request = Request(tuple(ids), room, agent.protocol.stop_ids, seed, agent.sampling, name)
-    return await agent.engine.generate(request)
-
-
-def _episode(
-    agent: Agent, question: Question, name: str, given: Sequence[int], sampled: Sample, reading: Reading,
-    searches: tuple[Search, ...],
-) -> Episode:  # fmt: skip
-    """Given tokens have mask 0. An answer cut off by a limit counts as far as it goes, as the agent's does."""
-    count, ids = len(sampled.ids), (*given, *sampled.ids)
-    full = len(ids) >= agent.settings.max_tokens
-    stop: Stop = "answer" if sampled.finish == "stop" else "tokens" if full else "turn_tokens"
-    turns = (Turn(len(given), len(ids), reading.faults),) if count else ()
-    return Episode(
-        id=name, question_id=question.id, ids=ids, mask=(0,) * len(given) + (1,) * count,
-        logprobs=(0.0,) * len(given) + sampled.logprobs, turns=turns, searches=searches, answer=reading.answer or "",
-        stop=stop, adapter=agent.engine.adapter, transcript=agent.protocol.tokenizer.decode(ids),
-    )  # fmt: skip
+    room = min(agent.settings.max_turn_tokens, agent.settings.max_tokens - len(episode.ids))
+    return await agent.speak(episode, room, seed, ()) if room > 0 else TurnTokens((), (), (), "length")

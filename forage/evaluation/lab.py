@@ -30,9 +30,17 @@ from forage.evaluation.altered import ALTERATIONS
 from forage.evaluation.measures import Floats, interval, meanings
 from forage.evaluation.options import sources_of
 from forage.evaluation.player import log_of
-from forage.evaluation.report import SystemScores, comparable, summary
+from forage.evaluation.report import (
+    SystemScores,
+    Table,
+    comparable,
+    figure,
+    print_table,
+    score_names,
+    summary,
+    tables_of,
+)
 from forage.evaluation.setting import Setting, questions_file
-from forage.evaluation.tables import Table, figure, print_table, score_names, tables_of
 from forage.files import replacing
 from forage.manifest import write_manifest
 from forage.metrics import FEWEST, Interval, bootstrapped, needed, shown, signed
@@ -109,24 +117,17 @@ def classes_of(questions: Sequence[Question], search: SearchMany, titles: Mappin
     the big toe?" shows what answers: two searches.
     """
     first = search([question.question for question in questions])
-    seconds = {
-        question.id: second_queries(question, [hit.title for hit in hits])
-        for question, hits in zip(questions, first, strict=True)
-    }
-    queries = [query for several in seconds.values() for query in several]
-    then = dict(zip(queries, search(queries), strict=True))
-
-    def class_of(question: Question, one: frozenset[str]) -> str:
-        right = set(question.relevant_chunk_ids)
-        if right.isdisjoint(titles):
-            return "unanswerable"
-        two = {hit.chunk_id for query in seconds[question.id] for hit in then[query]}
-        return "one search" if right & one else "two searches" if right & two else "neither"
-
-    return [
-        class_of(question, frozenset(hit.chunk_id for hit in hits))
-        for question, hits in zip(questions, first, strict=True)
+    seconds = [
+        second_queries(question, [hit.title for hit in hits]) for question, hits in zip(questions, first, strict=True)
     ]
+    then = iter(search([query for queries in seconds for query in queries]))
+    classes = []
+    for question, hits, queries in zip(questions, first, seconds, strict=True):
+        right, one = set(question.relevant_chunk_ids), {hit.chunk_id for hit in hits}
+        two = {hit.chunk_id for _ in queries for hit in next(then)}
+        found = "one search" if right & one else "two searches" if right & two else "neither"
+        classes.append("unanswerable" if right.isdisjoint(titles) else found)
+    return classes
 
 
 def second_queries(question: Question, titles: Sequence[str]) -> list[str]:

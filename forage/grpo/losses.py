@@ -91,7 +91,7 @@ def advantages(rewards_N: Sequence[float] | Tensor, groups_N: Sequence[Hashable]
     group_N, _, flat_G = _by_group(rewards_N, groups_N)
     groups = Groups(group_N, _sum_by(torch.ones_like(rewards_N), group_N, len(flat_G)))
     differences_N = rewards_N - groups.means(rewards_N)
-    compare = ADVANTAGES.get(method) or imported("--advantage", method)
+    compare = advantage_named(method)
     return torch.where(flat_G[group_N], 0.0, compare(torch.where(flat_G[group_N], 0.0, differences_N), groups))
 
 
@@ -138,13 +138,20 @@ def first_best(differences_N: Tensor, groups: Groups) -> Tensor:
 
 
 # Each turns the episodes' rewards minus their group's mean into advantages. What it makes of a flat group isn't used.
-ADVANTAGES: dict[str, Callable[[Tensor, Groups], Tensor]] = {
+Advantage = Callable[[Tensor, Groups], Tensor]
+ADVANTAGES: dict[str, Advantage] = {  # --advantage lists them in options.py
     "grpo": by_deviation,
     "dr_grpo": by_difference,
     "rloo": by_others,
     "reinforce++": by_batch_deviation,
     "best": first_best,
 }
+
+
+def advantage_named(name: str) -> Advantage:
+    """One of ADVANTAGES, or the function that module:name names."""
+    advantage: Advantage = ADVANTAGES.get(name) or imported("--advantage", name)
+    return advantage
 
 
 def flat_groups(rewards_N: Sequence[float] | Tensor, groups_N: Sequence[Hashable]) -> set[Hashable]:
@@ -224,8 +231,8 @@ class LossTerms:
     """True where a token counts."""
     weights_BT: Tensor
     """Each token's weight in the loss of the whole update; 0 where it does not count."""
-    policy: PolicyTerms
-    """The policy's terms, corrected for the sampler."""
+    policy_terms: PolicyTerms
+    """What the loss made of them, corrected for the sampler."""
     token_ratio_BT: Tensor
     """Trained policy over the one at the start of the step, whatever ratio the loss clips."""
     corrected_BT: Tensor
@@ -251,13 +258,15 @@ def loss_terms(scored: ScoredBatch, options: LossOptions, totals: Totals) -> Los
         advantages_BT = advantages_BT + _where(mask_BT, scored.credits_BT)
 
     tokens = LossTokens(logprobs_BT, old_BT, advantages_BT, sequence_BT, lengths_N)
-    policy = (LOSSES.get(options.loss) or imported("--loss", options.loss))(tokens, options)
+    policy = loss_named(options.loss)(tokens, options)
+    if not isinstance(policy, PolicyTerms):
+        raise UserError(f"--loss {options.loss} returned {type(policy).__name__}; it must return PolicyTerms")
     correction_BT, corrected_BT = _correction(mismatch_BT, sequence_BT, count, options)
     reference_BT = scored.reference_BT
     return LossTerms(
         mask_BT,
         weights_BT=_token_weights(mask_BT, lengths_N[sequence_BT], options, totals),
-        policy=policy._replace(terms_BT=policy.terms_BT * correction_BT),
+        policy_terms=policy._replace(terms_BT=policy.terms_BT * correction_BT),
         token_ratio_BT=tokens.ratio_BT(),
         corrected_BT=corrected_BT,
         mismatch_BT=mismatch_BT,
@@ -323,7 +332,14 @@ def cispo(tokens: LossTokens, options: LossOptions) -> PolicyTerms:
     return PolicyTerms(terms_BT, ratio_BT, ratio_BT < low, ratio_BT > high)
 
 
-LOSSES: dict[str, Callable[[LossTokens, LossOptions], PolicyTerms]] = {"clip": clip, "gspo": gspo, "cispo": cispo}
+Loss = Callable[[LossTokens, LossOptions], PolicyTerms]
+LOSSES: dict[str, Loss] = {"clip": clip, "gspo": gspo, "cispo": cispo}  # --loss lists them in options.py
+
+
+def loss_named(name: str) -> Loss:
+    """One of LOSSES, or the function that module:name names."""
+    loss: Loss = LOSSES.get(name) or imported("--loss", name)
+    return loss
 
 
 def _clipped(ratio_BT: Tensor, advantages_BT: Tensor, options: LossOptions) -> PolicyTerms:
@@ -345,7 +361,7 @@ def policy_loss(terms: LossTerms, options: LossOptions) -> Tensor:
     Example: one episode of 2 tokens with advantage 1, all log-probabilities equal: every ratio is 1, the loss is -1 and
     its gradient with respect to each log-probability is -1/2.
     """
-    loss = (terms.policy.terms_BT * terms.weights_BT).sum()
+    loss = (terms.policy_terms.terms_BT * terms.weights_BT).sum()
     if options.beta == 0:
         return loss
     if terms.kl_BT is None:
@@ -357,7 +373,7 @@ def policy_loss(terms: LossTerms, options: LossOptions) -> Tensor:
 @torch.no_grad()
 def loss_sums(terms: LossTerms) -> dict[str, Tensor]:
     """A micro-batch's sums; `add_stats` adds them up and `summary` turns them into means."""
-    mask_BT, policy = terms.mask_BT, terms.policy
+    mask_BT, policy = terms.mask_BT, terms.policy_terms
     values = {
         "clip_low": policy.clipped_low_BT, "clip_high": policy.clipped_high_BT, "ratio": policy.ratio_BT,
         "corrected": terms.corrected_BT, "kl": terms.kl_BT, "entropy": terms.entropy_BT,
@@ -365,7 +381,7 @@ def loss_sums(terms: LossTerms) -> dict[str, Tensor]:
     }  # fmt: skip
     sums = {name: _where(mask_BT, values_BT).sum() for name, values_BT in values.items() if values_BT is not None}
     return sums | {
-        "policy_loss": (terms.policy.terms_BT * terms.weights_BT).sum(),
+        "policy_loss": (terms.policy_terms.terms_BT * terms.weights_BT).sum(),
         "ratio_max": policy.ratio_BT.masked_fill(~mask_BT, -torch.inf).amax(),
         "ratio_min": policy.ratio_BT.masked_fill(~mask_BT, torch.inf).amin(),
     }

@@ -20,11 +20,11 @@ from safetensors import SafetensorError
 from forage.agent.episode import Episode, compress, episode_files, read_episodes
 from forage.agent.options import AgentSettings
 from forage.agent.rewards import MakeRewards
-from forage.arguments import imported
 from forage.data.splits import Splits, in_rounds
 from forage.errors import UserError, first_line
 from forage.files import remove_folder
 from forage.grpo.learner import Learner
+from forage.grpo.losses import advantage_named, loss_named
 from forage.grpo.options import FREE, TrainOptions
 from forage.manifest import contradictions, flat, plain, read_manifest_as, write_manifest
 from forage.policy.adapters import DIGITS, adapter_path, sampled_by, version_name, versions, weights_digest
@@ -135,8 +135,9 @@ def agree_on_run(options: TrainOptions, settings: AgentSettings, make_rewards: M
     known = read_run(run_dir)
     if known is None and any((run_dir / part).exists() for part in ("adapters", "state")):
         raise UserError(f"{run_dir} holds a run but no {RUN_FILE}; put that back, or give another --run-dir")
-    named = {"--loss": options.update.loss.loss, "--advantage": options.update.advantage}
-    own = [imported(option, name) for option, name in named.items() if ":" in name]  # fails before anything is loaded
+    loss, advantage = options.update.loss.loss, options.update.advantage
+    parts = {loss: loss_named(loss), advantage: advantage_named(advantage)}  # fails before anything is loaded
+    own = [part for name, part in parts.items() if ":" in name]
     now = manifest_now(options.rollout, settings, make_rewards, run_dir, known, options, own)
     if known:
         words = contradictions({"options": now.options}, {"options": known.options}, FREE_PARTS)
@@ -153,7 +154,7 @@ def agree_on_run(options: TrainOptions, settings: AgentSettings, make_rewards: M
 
 def open_run(options: TrainOptions, learner: Learner, manifest: RunManifest, questions: Splits) -> Run:
     """Resume the run from its last checkpoint, or start a new one."""
-    step, saved = load_checkpoint(options, learner)
+    step, saved = resume_point(options, learner)
     history = read_stats(options.run_dir, before=step)
     held_out = list(questions["eval"])
     count = min(options.eval_questions or len(held_out), len(held_out))
@@ -171,7 +172,7 @@ def open_run(options: TrainOptions, learner: Learner, manifest: RunManifest, que
     )  # fmt: skip
 
 
-def load_checkpoint(options: TrainOptions, learner: Learner) -> tuple[int, dict[str, Any]]:
+def resume_point(options: TrainOptions, learner: Learner) -> tuple[int, dict[str, Any]]:
     """The step and the fields of the newest checkpoint; refuses one that is damaged or of other options."""
     state, start_over = options.run_dir / "state", "give another --run-dir, or move it away to start over"
     try:

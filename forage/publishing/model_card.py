@@ -16,8 +16,7 @@ from forage.errors import UserError
 from forage.evaluation.options import MANIFEST
 from forage.policy.adapters import weights_digest
 from forage.publishing.chat_template import says_prompt
-from forage.publishing.merged import CARD_MARK, adapter_config
-from forage.publishing.proof import Proof
+from forage.publishing.merged import CARD_MARK, Proof, adapter_config
 from forage.rollout.agreement import read_run
 
 

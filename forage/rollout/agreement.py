@@ -50,7 +50,7 @@ class RunManifest:
     options: Mapping[str, Any]
     """The options that the run was begun with."""
     code: Mapping[str, str] = field(default_factory=dict)
-    """Digest of each file that these rewards and tools come from."""
+    """Digest of each file that these rewards and tools, the loss and the advantage come from."""
 
     def compared(self) -> dict[str, Any]:
         """What is compared by content, under the names of errors."""

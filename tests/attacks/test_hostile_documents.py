@@ -24,7 +24,7 @@ from forage.data.corpus import PAGES, QUESTIONS
 from forage.data.records import Document, Question, read_documents
 from forage.data.scraping.page_text import read_page
 from forage.evaluation.measures import COSTS
-from forage.evaluation.tables import print_table, tables_of
+from forage.evaluation.report import print_table, tables_of
 from forage.files import json_lines
 from forage.rollout.rollout import RolloutView
 from forage.runs.stats import print_step

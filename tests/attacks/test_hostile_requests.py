@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from forage.agent.protocol import Protocol
-from forage.extras.gateway.handed_out import handed_out
+from forage.extras.gateway.own_agent import handed_out
 from forage.extras.gateway.recording import Recorder
 from forage.extras.gateway.server import Gateway
 from forage.extras.serving.mcp_server import PATH, http_app, make_mcp_server

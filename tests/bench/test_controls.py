@@ -12,7 +12,6 @@ from bench.controls import (
     ARMS,
     GRPO,
     IMITATION,
-    RAW,
     SCRIPT,
     TITLE,
     WARM,
@@ -51,7 +50,6 @@ def test_the_table_pairs_each_arm_with_those_of_its_seed_and_temperature():
         row(GRPO, 2, 1.0, [1, 1, 1, 1]),  # nothing else was sampled
     ]
     lines = table(rows, 4, "dev 6").splitlines()
-    assert lines[0] == "4 dev 6 questions:"
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[4:]]
     head = [cell.strip() for cell in lines[2].strip("|").split("|")]
     warm, imitation, title, whole, script = (
@@ -63,7 +61,6 @@ def test_the_table_pairs_each_arm_with_those_of_its_seed_and_temperature():
     assert cells[4][imitation] == "+0.500 (0.000 to 1.000)"
     assert cells[4][warm].startswith("**+0.750**")
     assert (cells[4][title][:10], cells[4][whole], cells[4][script]) == ("**+0.750**", "", "200%")
-    assert cells[3][-3:] == ["0.750", "1,234", "5"]
     assert (cells[5][warm], cells[5][imitation]) == ("", "")
 
 
@@ -107,20 +104,6 @@ def test_controls_search_as_the_agent_does(options):
     texts = ["rest disease x7", "ice disease x12"]
     found = searching(open_store(options.data / "store"), settings)(texts)
     assert [controls.found_by(options, texts)[text] for text in texts] == found
-
-
-def test_vectors_are_those_of_another_folder_and_judged_there(data, options, tmp_path):
-    """In the other folder the same question is answered by another chunk."""
-    seven = Question("q7-behind", "disease x7", "", relevant_chunk_ids=("elsewhere",))
-    store = DocumentStore.build(
-        tmp_path / "v" / "store", [Document("9", "Disease x7", "Ice."), Document("8", "", "No.")]
-    )
-    write_jsonl(tmp_path / "v" / "train.jsonl", [])
-    write_jsonl(tmp_path / "v" / "eval.jsonl", [replace(seven, id="q7", relevant_chunk_ids=("9#0",))])
-    assert len(store.chunks) == 2
-    made = controls.by_vectors(replace(options, vectors=tmp_path / "v"), "dense search", [seven])
-    assert made["measures"]["best@10"] == [1.0]
-    assert controls.untrained(options, RAW, [seven])["measures"]["best@10"] == [0.0]
 
 
 def test_dev_questions_are_trained_on_by_no_arm_and_held_out_ones_are_drawn_once(data, options):

@@ -11,18 +11,13 @@ from bench.first_gpu_hour import (
     Otherwise,
     Outcome,
     Step,
-    answered,
     lacking,
     learnt_by,
     main,
-    rows_of,
     run,
     settings,
     steps,
-    warm_start_of,
 )
-from forage.files import write_jsonl
-from forage.policy.card import PolicyCard, write_policy_card
 from forage.runs.stats import write_stats
 from forage.stack_settings import check_names, check_values
 from tests.factories import STATS
@@ -54,13 +49,6 @@ def test_a_verdict_is_that_of_what_ran(tmp_path, monkeypatch, command, verdict, 
     assert (outcome.verdict, outcome.found) == (verdict, found)
 
 
-def test_what_comes_before_is_no_part_of_what_is_judged(tmp_path):
-    outcome = run(Step("made", 'echo "$LETTER"', ENOUGH, two, {"LETTER": "x"}, before="echo x"), {}, tmp_path)
-    assert (outcome.verdict, list(outcome.tail)) == ("not as expected", ["x", "x"])
-    outcome = run(Step("made", "echo x x", ENOUGH, two, before="echo no plan; false"), {}, tmp_path)
-    assert (outcome.verdict, outcome.found) == ("failed", "no plan")
-
-
 def test_a_step_that_fails_stops_only_those_that_need_it():
     first, second, third = (
         Step(name, "true", ENOUGH, two, needs=needs) for name, needs in (("a", ""), ("b", "a"), ("c", ""))
@@ -89,36 +77,6 @@ def test_adapters_mismatch_and_gradients_by_hand(tmp_path):
         after("short", 2, one, one)
     with pytest.raises(Otherwise, match="no step had a gradient"):
         after("flat", 3, flat, flat)
-
-
-def test_a_warm_start_is_in_four_bits_and_its_loss_falls(tmp_path):
-    def after(last, quantized):
-        (tmp_path / "warm").mkdir(exist_ok=True)
-        rows = [{"step": step, "held_out_loss": loss} for step, loss in ((0, 1.5), (20, last))]
-        write_jsonl(tmp_path / "warm" / "stats.jsonl", rows)
-        base = tmp_path / "policy" / "base"
-        base.mkdir(parents=True, exist_ok=True)
-        write_policy_card(PolicyCard(base.parent, str(base), "full", quantized), base.parent)
-        return warm_start_of(tmp_path)
-
-    assert after(0.5, True) == "4 bits; held-out loss 1.500, after 20 updates 0.500"
-    for last, quantized in ((1.5, True), (0.5, False)):
-        with pytest.raises(Otherwise):
-            after(last, quantized)
-
-
-def test_rows_and_answers(tmp_path):
-    path = tmp_path / "gpu.json"
-    path.write_text('{"rows": {"machine": {"device": "cpu"}, "update": {"tokens_per_second": 1234.4}}}')
-    assert rows_of(path) == "update 1,234 tokens/s"
-    path.write_text('{"rows": {"machine": {"device": "cpu"}, "update": {"failed": "no room"}}}')
-    with pytest.raises(Otherwise, match=r"1 of 2 rows failed: update \(no room\)"):
-        rows_of(path)
-    assert answered("search 1: gout\n  1 Gout\nanswer\n  Crystals.\n") == "Crystals."
-    with pytest.raises(Otherwise, match="without a search"):
-        answered("answer\n  Crystals.\n")
-    with pytest.raises(Otherwise, match="no answer: too long"):
-        answered("search 1: gout\nno answer: too long\n")
 
 
 # The steps

@@ -3,7 +3,7 @@
 import pytest
 
 from bench import growth
-from bench.growth import Options, exponent, main, table
+from bench.growth import Options, exponent, main
 from forage.errors import UserError
 
 
@@ -12,13 +12,6 @@ from forage.errors import UserError
 )
 def test_exponents_by_hand(sizes, costs, slope):
     assert exponent(sizes, costs) == pytest.approx(slope)
-
-
-def test_the_table_has_a_line_for_each_size():
-    assert table("chunks", {1000: {"s": 1.0, "MiB": 20.0}, 10_000: {"s": 10.0, "MiB": 20.0}}) == [
-        "| chunks | s | MiB |", "|---|---|---|", "| 1,000 | 1 | 20 |", "| 10,000 | 10 | 20 |",
-        "| exponent | 1.00 | 0.00 |",
-    ]  # fmt: skip
 
 
 def test_each_kind_of_point_is_measured_and_drawn(tiny, tmp_path, monkeypatch, capsys):
@@ -30,10 +23,3 @@ def test_each_kind_of_point_is_measured_and_drawn(tiny, tmp_path, monkeypatch, c
     assert picture.read_bytes().startswith(b"\x89PNG")
     with pytest.raises(UserError, match="--tokens 4: give two sizes or more, each at least 1"):
         Options(tokens=(4,)).check()
-
-
-def test_a_group_shares_its_first_tokens_alone():
-    one, other = growth.drawn(2, shared=3, own=4, sampled=2)
-    assert one.ids[:3] == other.ids[:3]
-    assert one.ids[3:] != other.ids[3:]
-    assert one.mask == (0, 0, 0, 0, 0, 1, 1)

@@ -1,11 +1,10 @@
 """Altered stores: exactly what each search finds, by hand, and what the policy then reads."""
 
 import asyncio
-from dataclasses import replace
 
 import pytest
 
-from forage.agent.agent import Agent, BatchedSearch
+from forage.agent.agent import BatchedSearch
 from forage.agent.protocol import write_answer, write_call
 from forage.agent.searcher import searching
 from forage.data.records import Document, Question
@@ -60,13 +59,6 @@ def test_what_each_alteration_finds(store, name, k, expected):
     assert found(name, setting_of(store, ALL, k=k)) == expected
 
 
-def test_what_is_found_first_does_not_push_out_more_than_the_last(store):
-    far = replace(GOUT, relevant_chunk_ids=("rye2#0",))
-    assert found("right_first", setting_of(store, ALL), far) == ["rye2", "gout0"]
-    gone = replace(GOUT, relevant_chunk_ids=("left#0",))  # the store lacks it
-    assert found("right_first", setting_of(store, ALL), gone) == ["gout0", "gout1"]
-
-
 def test_random_passages_never_answer_and_are_the_same_each_time(store):
     setting = setting_of(store, ALL, k=9)
     assert sorted(found("random_found", setting)) == sorted(TEXTS.keys() - {"gout1", "gout3"})
@@ -113,16 +105,3 @@ def test_the_policy_reads_what_was_altered_though_the_agent_remembers_the_episod
     assert [(search.query, search.hits) for search in after.searches] == [("gout", ("gout0#0", "gout2#0"))]
     assert "[1] Gout: Gout hurts.\n[2] Gout: Gout hurts at night in May.\n" in said[-1]
     assert (after.answer, after.id) == (before.answer, before.id)
-
-
-@pytest.mark.parametrize("window", ["start", "query"])
-def test_an_altered_passage_is_shown_from_where_its_window_begins(tmp_path, protocol, window):
-    text = "It is old. " * 30 + "Rest mends the toe."
-    store = DocumentStore.build(tmp_path / "store", [Document("gout", "Gout", text)], StoreOptions(embedder="none"))
-    question = Question("q1", "What mends?", "Rest.", relevant_chunk_ids=("gout#0",))
-    setting = setting_of(store, [question], window=window)
-    engine = Scripted(protocol, lambda name, turn, text: write_answer("x") if turn else write_call("mends toe"))
-    agent = Agent(engine, protocol, BatchedSearch(lambda queries: [[] for _ in queries], in_line=True), setting.agent)
-    episode = asyncio.run(Altered(ALTERATIONS["right_first"], setting)(agent, question, 0)).episode
-    assert episode.hits == ("gout#0",)
-    assert ("Rest mends the toe." in episode.transcript) == (window == "query")

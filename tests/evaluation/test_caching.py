@@ -7,7 +7,7 @@ from forage.agent.agent import BatchedSearch
 from forage.engines.base import EngineError
 from forage.evaluation.baselines import single
 from forage.evaluation.player import CachingAgent
-from forage.extras.testtime.best_of import BestOf, SelfConsistency
+from forage.extras.testtime.best_of import BestOf, agreed
 from forage.extras.testtime.s1 import BudgetForcing
 from forage.extras.testtime.scorers import agreement
 from tests.scripted_engine import QUESTION, Scripted, library, turns
@@ -26,7 +26,7 @@ def test_candidates_are_played_once_for_all_who_choose_among_them(protocol):
     async def go():
         best = await BestOf(agreement, n=4)(agent, QUESTION, 1)
         asked = len(engine.requests)
-        vote = await SelfConsistency(n=4)(agent, QUESTION, 1)
+        vote = await BestOf(agreed, n=4)(agent, QUESTION, 1)
         one = await single(agent, QUESTION, 1)
         assert len(engine.requests) == asked == 8  # four episodes of two turns
         assert vote.tried == best.tried

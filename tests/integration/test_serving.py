@@ -81,7 +81,7 @@ def test_the_server_shows_the_policy_the_tokens_of_its_training(ask, trained):
     found = {"role": "tool", "tool_call_id": "a", "content": RESULT}
     later = [*trained.turn_ids(write_call("gout")), *trained.join([RESULT], trained.end_of_turn)]
     assert ask([asked, turn, found], max_tokens=1).prompt_token_ids == [*prompt, *later]
-    # As chat.py --base-url asks: a system prompt of its own, which the tool's description follows.
+    # A client's own system prompt, which the tool's description follows.
     task = {"role": "system", "content": trained.system_prompt.partition("\n")[0]}
     assert ask([task, asked], max_tokens=1).prompt_token_ids == prompt
     assert ask([task, asked], max_tokens=1, tools=None).prompt_token_ids != prompt

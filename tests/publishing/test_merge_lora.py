@@ -22,7 +22,7 @@ from transformers import (
 
 from forage.agent.options import AgentSettings, read_agent, write_agent
 from forage.errors import UserError
-from forage.publishing import proof
+from forage.publishing import merged
 from merge_lora import Options, main
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz ABCDEFGHIJKLMNOPQRSTUVWXYZ.,:?"
@@ -178,7 +178,7 @@ def test_a_wrong_merge_is_refused(base, adapter, tmp_path, monkeypatch, dtype, f
     options = Options(lora_model=adapter, output_path=tmp_path / "out", dtype=dtype)
     refused(options, "the merged model is not base + adapter")
     if dtype == "bfloat16" and factor in (0.0, -1.0):  # with any tolerance, the adapter's effect must be there
-        monkeypatch.setitem(proof.TOLERANCES, dtype, 1e9)
+        monkeypatch.setitem(merged.TOLERANCES, dtype, 1e9)
         refused(options, "of the adapter's effect: the merge is wrong")
     main(replace(options, prove=False))
 

@@ -92,12 +92,6 @@ def test_a_server_asks_it_as_training_did(merged, tiny_tokenizer):
     assert json.loads(card.partition("```json\n")[2].partition("\n")[0]) == trained.described_tools
 
 
-def test_a_policy_whose_first_call_is_begun_is_asked_by_chat(tiny_tokenizer):
-    text = usage(Path("garden"), Protocol(tiny_tokenizer), replace(GARDEN, force_search=True))
-    assert "ask it by chat.py" in text
-    assert "```python" not in text
-
-
 def test_the_card_says_how_to_ask_and_how_it_was_made(merged):
     card = (merged / "README.md").read_text()
     wanted = [

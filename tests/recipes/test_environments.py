@@ -18,7 +18,7 @@ from forage.agent.options import AgentSettings, write_agent
 from forage.agent.protocol import Protocol, write_call
 from forage.agent.rewards import get_own_reward
 from forage.data.records import read_questions
-from forage.extras.gateway.handed_out import handed_out
+from forage.extras.gateway.own_agent import handed_out
 from tests import ROOT
 from tests.extras.gateway.own_agents import Spelling, agent_over
 from tests.extras.questions.chat_server import chat_server
@@ -84,34 +84,32 @@ CALLS = [reply(None, '{"query": "remedy 3"}'), reply(BROKEN), reply("I see.", '{
 def test_verifiers_evaluates_it(folder):
     env = seeing("verifiers", folder)
     program = "from verifiers.v1.cli.eval.main import main; main()"
-    for policy, replies, limit in (("policy", TEXTS, 9), ("describing", CALLS, 9), ("policy", TEXTS, 3)):
+    for policy, replies, limit in (("describing", CALLS, 9), ("policy", TEXTS, 3)):
         with chat_server(lambda prompt, number, replies=replies: replies[number - 1]) as server:
-            run = f"{policy}{limit}"
             here = {"Qwen/Qwen2.5-7B-Instruct": "m", "http://localhost:8000/v1": server.url}
             words = [here.get(word, word) for word in command_lines(fenced(PAGE, "sh")[0])[0][1:]]
             more = {
                 "env.taskset.policy": folder / policy, "env.agent.max-turns": limit, "output-dir": folder / "out",
-                "run.name": run,
+                "run.name": policy,
             }  # fmt: skip
             words += [word for name, value in more.items() for word in (f"--{name}", str(value))]
             command = [sys.executable, "-c", program, *words, "-n", "1", "--no-rich"]
             ran = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=env)
         assert ran.returncode == 0, ran.stdout + ran.stderr
-        [trace] = json.loads((folder / "out" / run / "traces.jsonl").read_text())["traces"]
+        [trace] = json.loads((folder / "out" / policy / "traces.jsonl").read_text())["traces"]
         assert trace["ok"], trace["errors"]
-        whole = {"mrr": 1 / 2, "answer_similarity": 0, "format": (1 + 2 / 3) / 3} if limit == 3 else PARTS
+        cut = {"mrr": 1 / 2, "answer_similarity": 0, "format": (1 + 2 / 3) / 3}  # before it answers
+        whole = cut if policy == "policy" else PARTS
         assert trace["metrics"] == pytest.approx(whole, abs=1e-6)
         assert trace["rewards"]["forage"]["score"] == pytest.approx(sum(whole.values()) / 3, abs=1e-6)
         asked = server.bodies[-1]
         shown = [each["content"] for each in asked.messages if each["role"] in ("user", "tool")][1:]
         if policy == "describing":
             assert [tool["function"]["name"] for tool in asked.tools] == ["search"]
-            assert "<tool_call>" not in asked.messages[0]["content"]
             assert shown == [FOUND[0], f"<tool_response>\n{FOUND[1]}\n</tool_response>", FOUND[2]]
         else:
             assert not hasattr(asked, "tools")
-            assert "To search, write <tool_call>" in asked.messages[0]["content"]
-            assert shown == [f"<tool_response>\n{text}\n</tool_response>" for text in FOUND[: limit - 1]]
+            assert shown == [f"<tool_response>\n{text}\n</tool_response>" for text in FOUND[:2]]
         assert asked.max_tokens == AgentSettings.max_turn_tokens
 
 
@@ -149,12 +147,8 @@ def test_openenv_serves_it(folder):
         server.wait()
     assert ran.returncode == 0, ran.stderr
     assert [split["name"] for split in splits] == ["train", "eval"]
-    lines = ran.stdout.splitlines()
-    assert lines[0].startswith("[{'role': 'user', 'content': '<tool_response>")
-    assert lines[1].endswith("'format': 1.0}")
-    (begun, other, *steps), count = map(json.loads, lines[2:])
+    (begun, other, *steps), count = map(json.loads, ran.stdout.splitlines()[2:])
     assert begun[0]["messages"][-1] == {"role": "user", "content": "What mends disease 6?"}
-    assert "To search, write <tool_call>" in begun[0]["messages"][0]["content"]
     assert other[0]["messages"][-1] != begun[0]["messages"][-1]  # a question to train on
     answered = [f"<tool_response>\n{text}\n</tool_response>" for text in FOUND]
     assert [[each["content"] for each in shown["messages"]] for shown, _, _ in steps] == [[t] for t in answered] + [[]]

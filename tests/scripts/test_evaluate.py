@@ -3,7 +3,6 @@
 import json
 import math
 import shutil
-import sys
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -13,7 +12,7 @@ import pytest
 
 import grpo_rollout
 from evaluate import LAB, SYSTEMS, main
-from forage.agent.options import AgentSettings, SearchOptions, write_agent
+from forage.agent.options import SearchOptions
 from forage.agent.rewards import get_mrr
 from forage.data.records import Question, read_questions
 from forage.engines.base import EngineOptions, Sampling
@@ -22,19 +21,17 @@ from forage.evaluation import baselines
 from forage.evaluation.measures import COSTS
 from forage.evaluation.options import EvaluationOptions
 from forage.evaluation.outcomes import OutcomeLog
-from forage.evaluation.report import SystemScores, pairs_of, say_missing, summary
-from forage.evaluation.setting import Policy, agree_on, choose, recorded, settle_agent
-from forage.evaluation.tables import columns, tables_of
+from forage.evaluation.report import SystemScores, columns, pairs_of, say_missing, summary
+from forage.evaluation.setting import agree_on, choose, recorded
 from forage.extras.gateway import own_agent
 from forage.extras.testtime.best_of import BestOf
-from forage.extras.testtime.features import FEATURES
+from forage.extras.testtime.preference import FEATURES
 from forage.extras.testtime.scorers import confidence, looks_good
 from forage.files import write_jsonl
 from forage.manifest import write_manifest
 from forage.policy.adapters import list_contents
-from forage.policy.card import PolicyCard, read_policy_card, write_policy_card
+from forage.policy.card import read_policy_card, write_policy_card
 from tests.extras.gateway.own_agents import as_our_loop
-from tests.here import run_here
 from tests.kills import start
 from tests.options import with_options
 
@@ -105,30 +102,21 @@ def test_two_policies_in_one_table(tiny, tmp_path, capsys):
     assert second["over_reference"]["mrr"] == {"mean": -1, "low": -1, "high": -1}
     assert (first["metrics"]["searches"]["mean"], second["metrics"]["searches"]["mean"]) == (1, 0)
     rows = [json.loads(line) for line in (tmp_path / "per_question.jsonl").read_text().splitlines()]
-    values = [row["systems"]["warm/hyde"]["answer_similarity"] for row in rows]
-    assert len(values) == 6
-    assert np.mean(values) == pytest.approx(whole["systems"][2]["metrics"]["answer_similarity"]["mean"])
+    assert [row["systems"]["warm/plain_rag"]["mrr"] for row in rows] == [1] * 6
     for policy in ("warm", "plain"):
         for system in systems:
             episodes = stored(tmp_path, system, policy)
             assert sorted(episodes) == [f"q{n}/0" for n in range(6)]
             assert {e.adapter for e in episodes.values()} == {"warm-v000000" if policy == "warm" else "base"}
     page = (tmp_path / "table.md").read_text()
-    before_after, plain_rag, all_of_them, *_ = page.split("## ")[1:]
+    before_after, plain_rag, *_ = page.split("## ")[1:]
     assert before_after.startswith("plain/single beside warm/single, paired")
     assert plain_rag.startswith("plain/single beside plain/plain_rag, paired")
     for part, told in zip((before_after, plain_rag), whole["verdicts"], strict=True):
         assert part.rstrip().endswith(told)
-        assert "| mrr, mrr@1, mrr@3 | " in part
-    assert "plain RAG (plain/plain_rag) is better than plain/single" in plain_rag
-    assert "sampled at T 1, retrieval measured in chunks" in all_of_them
-    assert "answered: share of questions with an answer. Of a system's name, single is the agent itself" in page
     said = capsys.readouterr().out
     assert said.count("engine: this process, as no vLLM server answers at ") == 1  # for both policies
-    *_, columns, first_told, second_told, _ = said.splitlines()
-    assert [first_told, second_told] == whole["verdicts"]
-    assert "; format: A third each for running a search, " in columns
-    assert "| warm/plain_rag | 1.000 (1.000 to 1.000) |" in page
+    assert all(verdict in said for verdict in whole["verdicts"])
     assert "| warm/no_retrieval | -1.000 (-1.000 to -1.000) * |" in page
     assert "api_key" not in (tmp_path / "eval.json").read_text()
 
@@ -139,9 +127,7 @@ def test_systems_policies_and_questions_are_added_without_playing_again(tiny, tm
     main(options_of(tiny, tmp_path, systems=("plain_rag", "single"), eval_questions=4, cutoffs=(2,)))
     assert [len(asked) for asked in counts.values()] == [4, 4]
     assert len(set(counts["plain_rag"])) == 4
-    monkeypatch.setattr(
-        "forage.evaluation.player.open_engine", None
-    )  # nothing is missing: no model is loaded to measure again
+    monkeypatch.setattr("forage.evaluation.player.open_engine", None)  # nothing is missing: no model is loaded
     main(options_of(tiny, tmp_path, systems=("single",), eval_questions=3))
     assert json.loads((tmp_path / "eval.json").read_text())["reference"] == "tiny/single"
 
@@ -176,17 +162,6 @@ def test_every_strategy_is_a_line_that_plays(tiny, tmp_path, scorer):
     refuses("another scorer", options_of(tiny, out, **given))
 
 
-def test_more_is_evaluated_without_saying_again_how(tiny, tmp_path):
-    main(options_of(tiny, tmp_path, systems=("no_retrieval",), eval_questions=1))
-    more = ["--policy", f"tiny={tiny / 'policy'}", "--systems", "no_retrieval", "--eval-questions", "2",
-            "--output-dir", tmp_path, "--engine", "local", "--mode", "sparse", "--max-turns", "2",
-            "--max-turn-tokens", "6"]  # fmt: skip
-    done = run_here([sys.executable, "evaluate.py", *more])
-    assert done.returncode == 0, done.stderr
-    taken = f"--data {tiny / 'data'} --temperature 1.0"
-    assert f"not given, so taken from {tmp_path / 'evaluation.json'}: {taken}\n" in done.stdout
-
-
 def test_what_was_played_otherwise_is_not_mixed(tiny, tmp_path):
     options = options_of(tiny, tmp_path, systems=("no_retrieval",), eval_questions=1)
     main(options)
@@ -218,7 +193,7 @@ def test_data_made_again_under_the_same_name_is_not_mixed(tiny, tmp_path, name):
 def test_systems_that_were_changed_are_not_mixed(tiny, tmp_path, monkeypatch):
     """Nor what they hold, such as how many candidates there are to choose among, or who chooses."""
     options = options_of(tiny, tmp_path, systems=("mine",), eval_questions=1)
-    made = [BestOf(looks_good, 2), BestOf(looks_good, 3), BestOf(confidence, 2), baselines.single, baselines.plain_rag]
+    made = [BestOf(looks_good, 2), BestOf(looks_good, 3), BestOf(confidence, 2), baselines.single]
     monkeypatch.setitem(SYSTEMS, "mine", lambda setting: made[0])
     main(options)
     for strategy in made[1:]:
@@ -261,29 +236,6 @@ def refused(folder, now):
     except UserError:
         return True
     return False
-
-
-def policies_with(tmp_path, **settings):
-    """Policies in folders of these names, each with an agent.json unless its settings are None."""
-    policies = []
-    for name, given in settings.items():
-        folder = tmp_path / name
-        folder.mkdir(parents=True)
-        if given is not None:
-            write_agent(AgentSettings(**given), folder)
-        policies.append(Policy(name, folder, PolicyCard(folder, "base", "base", False), None))
-    return policies
-
-
-def test_each_policy_plays_as_its_agent_json_says(tmp_path):
-    trained = policies_with(tmp_path / "same", plain=None, warm={"k": 5}, trained={"k": 5})
-    assert settle_agent(SearchOptions(), trained) == AgentSettings(k=5)  # the plain model as well
-    with pytest.raises(UserError, match=r"--k 7: the policy was trained with 5, as .*/agent.json says"):
-        settle_agent(SearchOptions(k=7), trained)
-    others = policies_with(tmp_path / "others", warm={"k": 5}, trained={"k": 3})
-    with pytest.raises(UserError, match="warm plays with --k 5 and trained with 3, so they can't be compared"):
-        settle_agent(SearchOptions(), others)
-    assert settle_agent(SearchOptions(k=3, override_agent=True), others) == AgentSettings(k=3)
 
 
 def test_the_adapter_is_the_one_that_was_played_first(tiny, tmp_path):
@@ -366,22 +318,6 @@ def test_a_greater_number_of_questions_adds_to_a_smaller_one():
     assert choose(questions[::-1], 10, 1) == few  # whatever the order of the file
     assert choose(questions, 10, 2) != few
     assert sorted(q.id for q in choose(questions, 0, 1)) == sorted(q.id for q in questions)
-
-
-def test_figures_by_hand():
-    """A metric that one system lacks altogether is in no row."""
-    cost = {name: np.ones(4) for name in COSTS} | {"judge": np.ones(4)}
-    one = SystemScores("warm", "plain_rag", "v000000", {"mrr": np.array([1.0, 0, 0, 0]), **cost})
-    other = SystemScores(
-        "warm", "single", "v000000", {"mrr": np.array([1.0, 1, 0, 1]), **cost, "judge": np.full(4, math.nan)}
-    )
-    rows = summary([one, other])
-    assert rows[1]["metrics"]["mrr"]["mean"] == 0.75
-    assert rows[1]["over_reference"]["mrr"]["mean"] == 0.5
-    page = "\n".join(map(str, tables_of(rows, "4 questions", whole=True)))
-    assert "| warm/single | +0.500 (+0.000 to +1.000) |" in page  # not clear of zero
-    assert all(row["metrics"].keys() == {"mrr", *COSTS} for row in rows)
-    assert "judge" not in page
 
 
 PAIRS = {

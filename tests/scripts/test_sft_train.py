@@ -3,8 +3,6 @@
 import json
 import random
 import shutil
-import sys
-from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -28,17 +26,15 @@ from forage.sft.teacher import (
     guess_of,
     queries_of,
     random_query,
-    readable,
     short_answer,
     title_query,
 )  # fmt: skip
-from forage.sft.training import Row, best_row, height, loss_of, out_of_patience, rate_for, split
+from forage.sft.training import Row, best_row, height, loss_of, out_of_patience, split
 from forage.store.document_store import DocumentStore
 from forage.store.options import StoreOptions
 from forage.text import body_of
 from sft_train import main
 from tests.factories import EPISODE as EXAMPLE
-from tests.here import run_here
 from tests.tiny_training import tiny_sft
 
 SMALL_ADAPTER = AdapterOptions(r=4, alpha=8)
@@ -81,18 +77,11 @@ def test_what_a_blind_teacher_searches_for_by_hand():
     behind = replace(GOUT, question="crystals kidney: What causes this?")
     assert title_query(behind, [Document("d", "Gout", "It hurts.")]) == "Gout What causes this?"
     long = "one two three four five six seven eight nine"
-    queries = [random_query(behind, f"[1] Gout: It hurts, {long}", random.Random(seed)) for seed in range(600)]
+    queries = [random_query(behind, f"[1] Gout: It hurts, {long}", random.Random(seed)) for seed in range(200)]
     phrases = {"crystals kidney", "Gout", "It hurts", long.removesuffix(" nine")}
     drawn = phrases | {f"{first} {second}" for first in phrases for second in phrases - {first}}
     assert set(queries) == {f"{each} What causes this?" for each in drawn}
-    first = Counter(next(each for each in phrases if query.startswith(each)) for query in queries)
-    assert 20 < first["Gout"] < 75 < 250 < first[long.removesuffix(" nine")] < 450  # 1 and 8 of 13 words, 600 times
     assert random_query(GOUT, "", random.Random(1)) == GOUT.question
-
-
-def test_the_teacher_reads_out_what_is_shown():
-    assert readable("It hurts.  Rest helps.", "[1] Gout: Rest helps. Also") == "Rest helps."
-    assert readable("It hurts. Rest helps.", "[1] Gout: nothing") == "It hurts. Rest helps."
 
 
 def test_the_rate_rises_and_falls():
@@ -171,16 +160,6 @@ def trained(ground, tmp_path_factory):
     return output
 
 
-def test_nothing_takes_long_in_silence(ground, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("forage.progress.LOG_EVERY", -1)
-    main(options(ground, tmp_path / "warm", token_budget=60))
-    told = [line.partition(";")[0] for line in capsys.readouterr().out.splitlines()]
-    searching = told.index("the teacher searches for 6 questions")
-    assert searching < told.index("demonstrations: done 1 of 6") < told.index("measuring: done 1 of 2")
-    assert "updates: done 1 of 4" in told
-    assert "updates: done 3 of 4" in told
-
-
 @pytest.fixture
 def short(ground, tmp_path, monkeypatch):
     """learn(name, *passes, **more): the result, and the tokens of each pass with a gradient; `passes` run out."""
@@ -255,49 +234,40 @@ def test_a_policy_that_training_makes_no_better_is_left_as_it_was(ground, tmp_pa
     assert after == before
 
 
-def test_the_rate_follows_the_size_of_the_base():
-    assert [rate_for(size) for size in (135_000_000, 7_600_000_000)] == [1e-3, 2e-4]
+def killed(options, name, step, then=lambda: None):
+    """Run the warm start until a function of its training is called for this step; `then` is called before each."""
+    real = getattr(training, name)
 
-
-def test_a_killed_run_ends_as_an_undisturbed_one(ground, trained, tmp_path, monkeypatch, capsys):
-    """Killed after the checkpoint of step 2, by an error at the update that follows."""
-    output = tmp_path / "warm"
-    real = training.update
-
-    def killed(policy, optimizer, episodes, step, *rest):
-        if step == 3:
+    def dying(*given):
+        if step in given:
             raise KeyboardInterrupt
-        return real(policy, optimizer, episodes, step, *rest)
+        then()
+        return real(*given)
 
-    monkeypatch.setattr(training, "update", killed)
-    with pytest.raises(KeyboardInterrupt):
-        main(options(ground, output))
-    assert [path.name for path in checkpoints(output / "state")] == ["000002"]
-    monkeypatch.setattr(training, "update", real)
-    main(options(ground, output))
-    rows = [
-        [{k: v for k, v in json.loads(line).items() if k != "seconds"} for line in path.read_text().splitlines()]
-        for path in (trained / "stats.jsonl", output / "stats.jsonl")
-    ]
-    assert rows[0] == rows[1]
-    losses = f"{rows[0][0]['held_out_loss']:.3f} before, {rows[0][2]['held_out_loss']:.3f} then\nShown: it imitates "
-    assert f"the held-out loss was lowest at step 4: {losses}" in capsys.readouterr().out
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(training, name, dying)
+        with pytest.raises(KeyboardInterrupt):
+            main(options)
+
+
+def stats_of(folder):
+    """Without the seconds."""
+    rows = map(json.loads, (folder / "stats.jsonl").read_text().splitlines())
+    return [{name: value for name, value in row.items() if name != "seconds"} for row in rows]
+
+
+def test_a_killed_run_ends_as_an_undisturbed_one(ground, trained, tmp_path):
+    """Killed after the checkpoint of step 2, by an error at the update that follows."""
+    given = options(ground, tmp_path / "warm")
+    killed(given, "update", 3)
+    assert [path.name for path in checkpoints(given.output_dir / "state")] == ["000002"]
+    main(given)
+    assert stats_of(given.output_dir) == stats_of(trained)
     first, second = (
-        (folder / "adapters" / "v000000" / "adapter_model.safetensors").read_bytes() for folder in (trained, output)
+        (folder / "adapters" / "v000000" / "adapter_model.safetensors").read_bytes()
+        for folder in (trained, given.output_dir)
     )
     assert first == second
-
-
-def test_a_killed_warm_start_is_resumed_without_its_flags(ground, tmp_path, monkeypatch):
-    given, real = options(ground, tmp_path / "warm"), training.update
-    monkeypatch.setattr(training, "update", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
-    with pytest.raises(KeyboardInterrupt):
-        main(given)
-    monkeypatch.setattr(training, "update", real)
-    done = run_here([sys.executable, "sft_train.py", "--output-dir", given.output_dir])
-    assert done.returncode == 0, done.stderr
-    assert f"taken from {given.output_dir / 'config.json'}: --data {ground} " in done.stdout
-    assert newest_adapter(given.output_dir).exists()
 
 
 @pytest.mark.parametrize("name", ["train.jsonl", "store/chunks.jsonl", "more.jsonl"])
@@ -307,38 +277,23 @@ def test_a_killed_run_does_not_go_on_with_data_that_was_made_again(ground, tmp_p
     write_episodes(data / "more.jsonl", [])
     given = replace(options(data, tmp_path / "warm"), demonstrations=(data / "more.jsonl",))
     monkeypatch.setattr("forage.sft.demonstrations.Vetting.read", lambda *_: [])
-    real = training.update
-    monkeypatch.setattr(training, "update", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
-    with pytest.raises(KeyboardInterrupt):
-        main(given)
-    monkeypatch.setattr(training, "update", real)
+    killed(given, "update", 0)
     before = (data / name).read_text()
     (data / name).write_text(before.replace("gout", "Gout") + "\n")
     part = {"train.jsonl": "data.train", "store/chunks.jsonl": "data.store"}.get(name, f"demonstrations.{data / name}")
-    with pytest.raises(
-        UserError, match=f"was begun with another {part}: give that, or another --output-dir, or --over"
-    ):
+    with pytest.raises(UserError, match=f"was begun with another {part}: give that"):
         main(given)
     (data / name).write_text(before)
     main(given)
 
 
-def test_a_run_killed_before_a_checkpoint_keeps_the_last_ones_best_adapter(ground, tmp_path, monkeypatch):
+def test_a_run_killed_before_a_checkpoint_keeps_the_last_ones_best_adapter(ground, tmp_path):
     """The update to step 4 is better than step 2; its checkpoint never comes."""
-    best, digests, real = tmp_path / "warm" / "best", [], training.save_checkpoint
-
-    def killed(folder, step, *rest):
-        if step == 4:
-            raise KeyboardInterrupt
-        digests.append(weights_digest(newest_adapter(best)))
-        real(folder, step, *rest)
-
-    monkeypatch.setattr(training, "save_checkpoint", killed)
-    with pytest.raises(KeyboardInterrupt):
-        main(options(ground, tmp_path / "warm"))
+    given, digests = options(ground, tmp_path / "warm"), []
+    best = given.output_dir / "best"
+    killed(given, "save_checkpoint", 4, lambda: digests.append(weights_digest(newest_adapter(best))))
     there = [weights_digest(path) for path in (best / "adapters").iterdir()]
     assert digests[0] in there
     assert len(there) == 2
-    monkeypatch.setattr(training, "save_checkpoint", real)
-    main(options(ground, tmp_path / "warm"))
+    main(given)
     assert [path.name for path in (best / "adapters").iterdir()] == ["v000004"]

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import sys
 
 import pytest
 import torch
@@ -11,7 +10,6 @@ from transformers import AutoModelForCausalLM
 from forage.errors import UserError
 from forage.extras.rewriter.options import Options
 from forage.extras.rewriter.rewards import CustomRewardModel
-from tests.here import run_here
 from tests.tiny_rewriter import make_tiny, metrics, run, tiny_args, tiny_lm
 
 
@@ -26,27 +24,17 @@ def tiny(tmp_path_factory):
 def test_a_run_prints_saves_and_measures(tiny, tmp_path, capsys, backend):
     run(tiny_args(tiny, tmp_path, "--backend", backend, "--max-steps", "2", "--report-to", "none"))
     printed = capsys.readouterr().out
-    for episode in range(1, 9):
-        assert f"Episode {episode}: Reward = " in printed
-    over_untrained, over_raw, hopeless = printed.splitlines()[-3:]
-    assert hopeless.startswith("nothing to learn: the raw queries already earn 1.000 of --reward recall on ")
-    assert printed.index(hopeless) < printed.index("Episode 1: ")
-    assert "trained minus untrained is " in over_untrained
-    assert "trained minus raw query is " in over_raw
-    assert " in recall@5 on 4 questions. Not shown: " in over_raw
+    assert printed.index("nothing to learn: ") < printed.index("Episode 1: Reward = ")
+    assert printed.index("Episode 8: ") < printed.index("trained minus raw query is ")
     rows = metrics(tmp_path)
     wanted = {"objective/rlhf_reward", "val/ratio", "policy/entropy", "loss/policy_avg", "loss/value_avg",
               "objective/kl", "lr", "episode", "grad_norm"}  # fmt: skip
     assert all(wanted <= row.keys() for row in rows)
     assert [row["episode"] for row in rows] == [4, 8]
     ways = [json.loads(line) for line in (tmp_path / "evaluation.jsonl").read_text().splitlines()]
-    assert ways[0]["way"] == "raw query"
-    assert len(ways) == 3
-    assert [len(way["searched"]) for way in ways] == [4, 4, 4]
-    episodes = (tmp_path / "episodes" / "000002.jsonl").read_text().splitlines()
-    assert len(episodes) == 4
-    assert json.loads(episodes[0]).keys() == {"query", "written", "searched", "reward"}
-    assert (tmp_path / "training.png").stat().st_size > 10_000
+    assert [(way["way"], len(way["searched"])) for way in ways] == [("raw query", 4), ("untrained", 4), ("trained", 4)]
+    assert len((tmp_path / "episodes" / "000002.jsonl").read_text().splitlines()) == 4
+    assert (tmp_path / "training.png").exists()
     trained = AutoModelForCausalLM.from_pretrained(tmp_path / "model", dtype=torch.float32)
     source = AutoModelForCausalLM.from_pretrained(tiny / "model", dtype=torch.float32)
     # Of the layers that the adapter is on, and by more than the rounding of a model that was saved in bf16.
@@ -75,14 +63,6 @@ def test_a_run_that_is_out_of_memory_goes_on_with_smaller_micro_batches(tiny, tm
             run(begun)
     run([*begun, "--micro-batch-size", "1"])
     assert len(metrics(tmp_path)) == 1
-
-
-def test_a_resumed_run_is_asked_for_nothing_again(tiny, tmp_path):
-    run(tiny_args(tiny, tmp_path, "--backend", "own", "--max-steps", "1"))
-    done = run_here([sys.executable, "train_ppo.py", "--run-dir", tmp_path, "--max-steps", "2"])
-    assert done.returncode == 0, done.stderr
-    assert f"not given, so taken from {tmp_path / 'config.json'}: --data {tiny / 'data'} " in done.stdout
-    assert len(metrics(tmp_path)) == 2
 
 
 def test_a_run_resumes_only_on_its_own_data_base_and_reward(tiny, tmp_path, monkeypatch):

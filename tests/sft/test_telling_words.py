@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from forage.data.records import Question
-from forage.sft.telling_words import answer_words, draw_words, telling_words, words_of
+from forage.sft.demonstrations import answer_words, draw_words, telling_words, words_of
 
 
 def asked(number, kind, answer, question="What helps?"):

@@ -9,8 +9,7 @@ from forage.agent.rewards import get_format_reward, words_in
 from forage.agent.vetting import Vetting
 from forage.data.records import Question
 from forage.extras.testtime.scorers import shown
-from forage.sft.teacher import TeacherOptions, causes_of, demonstrate, read_out
-from forage.sft.thoughts import as_shown, before_answer
+from forage.sft.teacher import TeacherOptions, as_shown, before_answer, causes_of, demonstrate, read_out
 from tests.scripted_engine import Hit
 
 GOUT = Question(

@@ -17,11 +17,6 @@ class ChatOptions:
 
     policy: str = "models/warm"
     """The model to ask: a policy or run folder (its newest adapter), a merged model's folder, or a hub name."""
-    base_url: str = ""
-    """Ask a model with tool calling at this OpenAI-compatible address instead, http://HOST:PORT/v1. Its key is read
-    from OPENAI_API_KEY."""
-    model: str = ""
-    """Name of the model at --base-url."""
     data: Path | None = None
     """Folder from data_prep.py with the store to search. Left out: the data of the run that --policy names, else
     data."""
@@ -38,9 +33,5 @@ class ChatOptions:
         """Fail before anything is loaded."""
         self.sampling.check()
         self.place.check()
-        if bool(self.base_url) != bool(self.model):
-            raise UserError("--base-url and --model go together: an address, and the name of a model there")
         if self.question is not None and not self.question.strip():
             raise UserError('--question is empty; write one, as in --question "What is gout?", or leave it out')
-        if self.base_url and self.search.force_search:
-            raise UserError("--force-search begins a turn token by token, which --base-url can't; leave it out")

@@ -10,27 +10,23 @@ from contextlib import AsyncExitStack
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.text import Text
 
-from forage.agent.agent import Agent, BatchedSearch, Speak, searched_for
+from forage.agent.agent import Agent, BatchedSearch, searched_for
 from forage.agent.episode import Episode
-from forage.agent.options import AGENT_FILE, AgentSettings
+from forage.agent.options import AGENT_FILE, AgentSettings, SearchOptions
 from forage.agent.protocol import Protocol
 from forage.agent.searcher import searching
 from forage.agent.tools import functions_for
 from forage.data.records import Question
-from forage.engines.base import Engine, Job
-from forage.engines.chat_endpoint import Endpoint
+from forage.engines.base import Job
 from forage.engines.choice import open_engine
 from forage.errors import UserError
 from forage.evaluation.setting import find_policy, load_adapter
-from forage.extras.chat.endpoint import ToolCaller
 from forage.extras.chat.options import ChatOptions
 from forage.extras.chat.view import View, in_line
-from forage.policy.base_models import PACKAGED_MODEL
 from forage.policy.policy import load_tokenizer
 from forage.rollout.agreement import read_run
 from forage.store.card import NO_EMBEDDER
@@ -39,8 +35,6 @@ from forage.store.options import Mode
 from forage.text import encodable
 
 DEPTH = 100  # ranks that /why looks at
-# An endpoint's model reads more than a small policy in training.
-ROOMY = {"max_turns": 8, "max_turn_tokens": 1024, "max_tokens": 16384, "passage_tokens": 200}
 
 
 def talk(options: ChatOptions) -> None:
@@ -53,7 +47,7 @@ def talk(options: ChatOptions) -> None:
     with asyncio.Runner() as runner:
         stack = AsyncExitStack()
         try:
-            agent, speak, view = runner.run(open_agent(options, store, console, stack))
+            agent, view = runner.run(open_agent(options, store, console, stack))
             played: tuple[Question, Episode] | None = None
             for text in questions(options.question, store, console):
                 if text == "/why":
@@ -61,7 +55,7 @@ def talk(options: ChatOptions) -> None:
                         console.print(in_line(line))
                     continue
                 question = Question("chat", encodable(text), "")
-                episode = runner.run(agent.play(question, 0, options.seed, speak))
+                episode = runner.run(agent.play(question, 0, options.seed))
                 if episode.stop == "engine":
                     raise UserError(f"{episode.cause}; see that the server runs, and ask again")
                 view.finished(episode)
@@ -96,37 +90,23 @@ def data_of(policy: Path) -> Path:
     return named if named.is_dir() else Path("data")
 
 
-async def open_agent(
-    options: ChatOptions, store: Store, console: Console, stack: AsyncExitStack
-) -> tuple[Agent, Speak | None, View]:
-    """Who answers, how it speaks if it is no policy of ours, and what shows it."""
-    policy = find_policy("chat", PACKAGED_MODEL if options.base_url else options.policy, "")
-    settings = settled(options, policy.folder, store)
+async def open_agent(options: ChatOptions, store: Store, console: Console, stack: AsyncExitStack) -> tuple[Agent, View]:
+    """Who answers, and what shows it."""
+    policy = find_policy("chat", options.policy, "")
+    settings = settled(options.search, policy.folder, store)
     protocol = Protocol.playing(load_tokenizer(policy.card), settings)
-    engine: Engine
-    speak: Speak | None = None
-    if options.base_url:
-        patience, timeout = options.engine.patience, options.engine.timeout
-        server = Endpoint(options.base_url, options.model, "", 0, "--base-url", patience=patience, timeout=timeout)
-        engine = caller = ToolCaller(await stack.enter_async_context(server), protocol, options.sampling)
-        speak = caller.speak
-    else:
-        engine = await stack.enter_async_context(open_engine(options.engine, Job(policy.card, 1, settings.max_tokens)))
-        await load_adapter(engine, policy)
+    engine = await stack.enter_async_context(open_engine(options.engine, Job(policy.card, 1, settings.max_tokens)))
+    await load_adapter(engine, policy)
     view, tools = View(console, protocol), functions_for(settings.tools)
     in_this_thread = BatchedSearch(searching(store, settings), in_line=True)  # nothing else is played meanwhile
-    return Agent(engine, protocol, in_this_thread, settings, options.sampling, view, tools), speak, view
+    return Agent(engine, protocol, in_this_thread, settings, options.sampling, view, tools), view
 
 
-def settled(options: ChatOptions, folder: Path, store: Store) -> AgentSettings:
+def settled(search: SearchOptions, folder: Path, store: Store) -> AgentSettings:
     """As the policy's agent.json says; a plain model, which has none, by words where the store has no vectors."""
-    search = options.search
-    wanted: dict[str, Any] = dict(ROOMY) if options.base_url else {}
-    if store.options.embedder == NO_EMBEDDER and not (folder / AGENT_FILE).is_file():
-        wanted["mode"] = "sparse"
-    return replace(search, **{name: value for name, value in wanted.items() if getattr(search, name) is None}).settle(
-        folder
-    )
+    if store.options.embedder == NO_EMBEDDER and not (folder / AGENT_FILE).is_file() and search.mode is None:
+        search = replace(search, mode="sparse")
+    return search.settle(folder)
 
 
 def questions(given: str | None, store: Store, console: Console) -> Iterator[str]:

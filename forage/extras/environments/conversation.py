@@ -6,6 +6,8 @@ docs/recipes/environments.md makes an environment of `verifiers` and one of Open
 
 from __future__ import annotations
 
+import contextlib
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -32,7 +34,6 @@ class Elsewhere(Engine):
     """Samples nothing, as the turns come from elsewhere."""
 
     adapter = "elsewhere"
-    exact = False
 
 
 def open_environment(options: RolloutOptions, make_rewards: MakeRewards) -> Rollout:
@@ -106,3 +107,15 @@ class Conversation:
         search = self._environment.batched_search
         [rewarded] = await search.in_thread(self._environment.reward, [episode], [self._episode.question])
         return rewarded
+
+
+def call_text(call: dict[str, Any]) -> str:
+    """A chat API's tool call as the protocol's JSON. Arguments that are no JSON stay text, which the loop refuses.
+
+    No < is left in it, so that a query can't end the call or the turn. Example: {"function": {"name": "search",
+    "arguments": '{"query": "a <b"}'}} gives '{"name": "search", "arguments": {"query": "a \\u003cb"}}'.
+    """
+    arguments = call["function"].get("arguments")
+    with contextlib.suppress(ValueError, TypeError, RecursionError):
+        arguments = json.loads(arguments)
+    return json.dumps({"name": call["function"]["name"], "arguments": arguments}).replace("<", "\\u003c")

@@ -14,7 +14,7 @@ from forage.extras.rewriter.data import Row, Search
 from forage.extras.rewriter.options import Options
 from forage.extras.rewriter.rewards import MEASURES
 from forage.files import write_jsonl
-from forage.metrics import bootstrapped, clear, ndcg, recall, reciprocal_rank, span, verdict
+from forage.metrics import bootstrapped, clear, span, verdict
 
 RAW = "raw query"
 ENOUGH = 0.995  # of a reward: what is printed as 1.000, or nearly
@@ -26,21 +26,15 @@ class Measurement:
 
     way: str
     searched: list[str]
-    recall: list[float]
-    ndcg: list[float]
-    mrr: list[float]
+    values: dict[str, list[float]]
+    """Of each of MEASURES, by question."""
 
 
 def measure(way: str, rows: Sequence[Row], searched: Sequence[str], search: Search, k: int) -> Measurement:
     """Search with each row's query and compare the result with its relevant documents."""
-    pairs = [(found[:k], row.relevant_doc_ids) for found, row in zip(search(searched), rows, strict=True)]
-    return Measurement(
-        way,
-        list(searched),
-        recall=[recall(*pair) for pair in pairs],
-        ndcg=[ndcg(*pair, k) for pair in pairs],
-        mrr=[reciprocal_rank(*pair) for pair in pairs],
-    )
+    pairs = [(found, row.relevant_doc_ids) for found, row in zip(search(searched), rows, strict=True)]
+    values = {name: [measured(*pair, k) for pair in pairs] for name, measured in MEASURES.items()}
+    return Measurement(way, list(searched), values)
 
 
 @dataclass(frozen=True)
@@ -84,11 +78,11 @@ class Evaluation:
 
 def hopeless(raw: Measurement, options: Options) -> list[str]:
     """Why nothing can be learnt, where the raw queries earn all of a built-in reward already."""
-    earned = getattr(raw, options.reward, [0.0])  # a reward of the user's own is not measured
+    earned = raw.values.get(options.reward, [0.0])  # a reward of the user's own is not measured
     if np.mean(earned) < ENOUGH:
         return []
     ways_out = [f"--k {max(1, options.k // 2)}"] if options.k > 1 else []
-    ways_out += ["--reward ndcg"] if np.mean(raw.ndcg) < ENOUGH else []
+    ways_out += ["--reward ndcg"] if np.mean(raw.values["ndcg"]) < ENOUGH else []
     return [
         f"nothing to learn: the raw queries already earn {np.mean(earned):.3f} of --reward {options.reward} on "
         f"held-out questions, so no rewrite can find more; try {' or '.join([*ways_out, 'harder questions'])}"
@@ -97,16 +91,16 @@ def hopeless(raw: Measurement, options: Options) -> list[str]:
 
 def gains(one: Measurement, other: Measurement, name: str = "recall") -> list[float]:
     """Paired differences. Example: recalls [1, 0] against [0, 0] give 1, 0."""
-    return [a - b for a, b in zip(getattr(one, name), getattr(other, name), strict=True)]
+    return [a - b for a, b in zip(one.values[name], other.values[name], strict=True)]
 
 
-def result_rows(ways: Sequence[Measurement]) -> list[dict[str, object]]:
+def result_rows(ways: Sequence[Measurement]) -> list[dict[str, Any]]:
     """The rows of evaluation.jsonl: recall and its difference from the raw query's, with intervals."""
     return [
         {
-            "way": way.way, "searched": way.searched, "questions": len(way.recall), "recall": bootstrapped(way.recall),
-            "over_raw": bootstrapped(gains(way, ways[0])), "ndcg": float(np.mean(way.ndcg)),
-            "mrr": float(np.mean(way.mrr)),
+            "way": way.way, "searched": way.searched, "questions": len(way.searched),
+            "recall": bootstrapped(way.values["recall"]), "over_raw": bootstrapped(gains(way, ways[0])),
+            "ndcg": float(np.mean(way.values["ndcg"])), "mrr": float(np.mean(way.values["mrr"])),
         }
         for way in ways
     ]  # fmt: skip
@@ -114,8 +108,8 @@ def result_rows(ways: Sequence[Measurement]) -> list[dict[str, object]]:
 
 def print_measurements(ways: Sequence[Measurement], k: int) -> None:
     """A line for each way; a star marks a difference from the raw query whose interval excludes zero."""
-    print(f"{len(ways[0].recall)} held-out questions; in brackets: 95 % intervals; *: it excludes zero")
-    for way in ways:
-        own, over = bootstrapped(way.recall), bootstrapped(gains(way, ways[0]))
-        compared = "" if way is ways[0] else f", over {RAW} {over['mean']:+.3f} ({span(over)})" + " *" * clear(over)
-        print(f"{way.way:10} recall@{k} {own['mean']:.3f} ({span(own)}), nDCG {np.mean(way.ndcg):.3f}{compared}")
+    print(f"{len(ways[0].searched)} held-out questions; in brackets: 95 % intervals; *: it excludes zero")
+    for row in result_rows(ways):
+        own, over = row["recall"], row["over_raw"]
+        compared = "" if row["way"] == RAW else f", over {RAW} {over['mean']:+.3f} ({span(over)})" + " *" * clear(over)
+        print(f"{row['way']:10} recall@{k} {own['mean']:.3f} ({span(own)}), nDCG {row['ndcg']:.3f}{compared}")

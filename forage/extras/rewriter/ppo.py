@@ -130,9 +130,8 @@ def masked_mean(values_BR: Tensor, mask_BR: Tensor, count: Tensor | None = None)
 
 def whitened(values_BR: Tensor, mask_BR: Tensor) -> Tensor:
     """Mean 0 and sample standard deviation 1 over the mask, 0 elsewhere. Example: [1, 3] gives [-.707, .707]."""
-    mean, count = masked_mean(values_BR, mask_BR), mask_BR.sum()
-    variance = masked_mean((values_BR - mean) ** 2, mask_BR) * count / (count - 1)
-    return ((values_BR - mean) * torch.rsqrt(variance + 1e-8)).masked_fill(~mask_BR, 0.0)
+    kept_N = values_BR[mask_BR]
+    return ((values_BR - kept_N.mean()) * torch.rsqrt(kept_N.var() + 1e-8)).masked_fill(~mask_BR, 0.0)
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,8 @@ from typing import Any
 import torch
 
 from forage.agent.prompts import control_tokens
-from forage.extras.rewriter.actors import Policy, model_inputs, with_adapter
+from forage.extras.rewriter.actors import Policy, load_policy, model_inputs, save_lm, with_adapter
 from forage.extras.rewriter.data import Data, Row
-from forage.extras.rewriter.models import load_policy, save_lm
 from forage.extras.rewriter.options import Options, WarmOptions
 from forage.optimizer import update_weights
 from forage.text import first_words
@@ -88,8 +87,4 @@ def warm_loss(policy: Policy, tokenizer: Any, examples: Sequence[Example]) -> An
     ids_BT = torch.tensor([row + [policy.pad_id] * (longest - len(row)) for row in ids], device=device)
     labels_BT = torch.tensor([row + [IGNORED] * (longest - len(row)) for row in labels], device=device)
     logits_BTV = policy(**model_inputs(ids_BT, policy.pad_id), use_cache=False).logits[:, :-1]
-    wanted_BT = labels_BT[:, 1:]
-    total = torch.nn.functional.cross_entropy(
-        logits_BTV.flatten(0, 1), wanted_BT.flatten(), ignore_index=IGNORED, reduction="sum"
-    )
-    return total / (wanted_BT != IGNORED).sum()
+    return torch.nn.functional.cross_entropy(logits_BTV.flatten(0, 1), labels_BT[:, 1:].flatten(), ignore_index=IGNORED)

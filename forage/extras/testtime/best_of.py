@@ -21,10 +21,11 @@ from dataclasses import dataclass
 
 from forage.agent.agent import Agent
 from forage.agent.episode import Episode
+from forage.agent.protocol import Protocol
 from forage.data.records import Question
 from forage.errors import check_at_least_one
 from forage.evaluation.outcomes import Outcome
-from forage.extras.testtime.scorers import Oracle, Scorer, best_index, mean_with_others, scores_of
+from forage.extras.testtime.scorers import Oracle, Scorer, agreement, best_index, scores_of
 from forage.metrics import without_articles
 
 
@@ -51,43 +52,28 @@ class BestOf:
         return Outcome(tried[best_index(scores, tried)], tuple(tried))
 
 
-@dataclass(frozen=True)
-class SelfConsistency:
-    """Self-consistency: play several episodes and choose the one whose answer the others agree with.
+def agreed(protocol: Protocol, question: Question, episodes: Sequence[Episode]) -> list[float]:
+    """Self-consistency, BestOf(agreed): the episode counts whose answer the others agree with.
 
     Paper: https://arxiv.org/abs/2203.11171 samples reasoning paths and takes a majority vote over their short answers.
 
-    Here: answers are free text. If over half of them are equal up to articles, case and punctuation, that answer wins;
-    else the medoid, the answer most similar to the others on average, as in minimum-Bayes-risk decoding.
+    Here: answers are free text. If over half of those that are not empty are equal up to articles, case and
+    punctuation, they score 1 and the others 0; else the highest score has the medoid, the answer most similar to the
+    others on average, as in minimum-Bayes-risk decoding. An empty answer has the lowest.
 
     Left out: weighting votes by probability.
 
     Where it doesn't help: a policy that keeps making the same mistake, and questions with several right answers.
 
-    A strategy. Example: await SelfConsistency(n=8)(agent, question, seed).
+    Example: of "Rest.", "the rest", "ice and rest" the first two score 1. Of "a b", "b c", "c d" the second is best.
     """
-
-    n: int = 8
-
-    def __post_init__(self) -> None:
-        check_at_least_one(self, "n")
-
-    async def __call__(self, agent: Agent, question: Question, seed: int) -> Outcome:
-        tried = await candidates(agent, question, range(self.n), seed)
-        return Outcome(tried[agreed([episode.answer for episode in tried])], tuple(tried))
-
-
-def agreed(answers: Sequence[str]) -> int:
-    """The index of the answer that over half of the non-empty ones share, else of the medoid; 0 if all are empty.
-
-    Example: "Rest.", "the rest", "ice and rest" give 0: two of three are alike. Answers "a b", "b c", "c d" give 1.
-    """
-    said = [plain(answer) for answer in answers]
-    counts = Counter(text for text in said if text)
-    if counts and counts.most_common(1)[0][1] * 2 > counts.total():
-        return said.index(counts.most_common(1)[0][0])
-    means = mean_with_others(answers)
-    return max(range(len(answers)), key=lambda n: (bool(said[n]), means[n], -n))
+    said = [plain(episode.answer) for episode in episodes]
+    counts = Counter(filter(None, said))
+    for text, count in counts.most_common(1):
+        if count * 2 > counts.total():
+            return [float(each == text) for each in said]
+    means = agreement(protocol, question, episodes)
+    return [(mean + bool(text)) / 2 for mean, text in zip(means, said, strict=True)]
 
 
 def plain(answer: str) -> str:

@@ -4,7 +4,7 @@ Paper: s1, https://arxiv.org/abs/2501.19393. A model of 32B parameters is fine-t
 traces of a larger one, so it thinks before it answers. At test time, an end of thinking that comes too early is
 suppressed and "Wait" is appended; where a budget is spent, the end of thinking is forced, and with it the answer.
 
-Here: the traces are the teacher's (`sft_train.py --thought-words 24`, forage/sft/thoughts.py), and thinking is the
+Here: the traces are the teacher's (`sft_train.py --thought-words 24`, forage/sft/teacher.py), and thinking is the
 free text before `<answer>` in a turn after a search. Turns that call the tool are left alone, and so are turns before
 the first search. Example with `min_thinking` 6 and `max_thinking` 20; the tokens in [] are forced and have mask 0:
 

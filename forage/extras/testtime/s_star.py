@@ -33,7 +33,7 @@ from forage.agent.prompts import worded
 from forage.agent.protocol import Protocol
 from forage.data.records import Question
 from forage.errors import check_at_least_one
-from forage.evaluation.asides import Aside, ask
+from forage.evaluation.baselines import Aside, ask
 from forage.evaluation.outcomes import Outcome
 from forage.extras.testtime.best_of import candidates, plain
 from forage.extras.testtime.scorers import WORDS, covered, relevance, shown, support
@@ -99,7 +99,7 @@ class SStar:
         text = f"Question: {question.question} Answer 1: {one.answer} Answer 2: {other.answer}"
         instruction = worded(DISTINGUISH, agent.protocol.task)
         aside = await ask(agent, f"{question.id}/pair{name}", instruction, text, QUERY_TOKENS, seed)
-        only_one, only_other = own_words(one.answer, other.answer), own_words(other.answer, one.answer)
+        only_one, only_other = lacking(one.answer, [other.answer]), lacking(other.answer, [one.answer])
         query = aside.text or f"{question.question} {only_one} {only_other}"
         hits = await agent.search(query[: agent.settings.max_query])
         passages = [f"{hit.title} {hit.text}" for hit in hits]
@@ -115,12 +115,6 @@ def clusters(episodes: Sequence[Episode]) -> list[list[Episode]]:
     return list(groups.values())
 
 
-def own_words(one: str, other: str) -> str:
-    """The words of an answer that another one lacks. Example: "rest, ice" beside "rest, heat" gives ice."""
-    held = set(WORDS(other))
-    return " ".join(word for word in dict.fromkeys(one.split()) if set(WORDS(word)) - held)
-
-
 def passed(protocol: Protocol, question: Question, episode: Episode) -> tuple[float, float]:
     """The shares of the question's words and of the answer's that the passages shown contain."""
     return relevance(protocol, question, [episode])[0], support(protocol, question, [episode])[0]
@@ -130,7 +124,7 @@ def with_findings(agent: Agent, question: Question, episode: Episode) -> str:
     """The prompt of a revision: the query and answer so far, and what they lacked."""
     passages = shown(agent.protocol, episode)
     query = episode.searches[-1].query if episode.searches else ""
-    unfound, unsupported = (" ".join(lacking(text, passages)) for text in (question.question, episode.answer))
+    unfound, unsupported = (lacking(text, passages) for text in (question.question, episode.answer))
     return " ".join(
         [
             question.question,
@@ -143,6 +137,6 @@ def with_findings(agent: Agent, question: Question, episode: Episode) -> str:
     )
 
 
-def lacking(text: str, passages: Sequence[str]) -> list[str]:
+def lacking(text: str, passages: Sequence[str]) -> str:
     """The words of a text that no passage contains. Example: "heat or ice" and the passage "Ice helps." give heat."""
-    return [word for word in dict.fromkeys(text.split()) if WORDS(word) and covered(word, passages) < 1]
+    return " ".join(word for word in dict.fromkeys(text.split()) if WORDS(word) and covered(word, passages) < 1)

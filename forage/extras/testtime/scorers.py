@@ -122,11 +122,7 @@ def agreement(_: Protocol, __: Question, episodes: Sequence[Episode]) -> list[fl
 
     Example: answers "a b", "a b" and "c" get .5, .5 and 0.
     """
-    return mean_with_others([episode.answer for episode in episodes])
-
-
-def mean_with_others(answers: Sequence[str]) -> list[float]:
-    """Each text's mean token F1 with the others; an empty text has 0 with all."""
+    answers = [episode.answer for episode in episodes]
     if len(answers) < 2:
         return [1.0 if answer else 0.0 for answer in answers]
     alike_NN = np.array([[token_f1(one, other) if one and other else 0.0 for other in answers] for one in answers])

@@ -7,7 +7,7 @@ Runs the other scripts one after another. Round r, in round_r/ of --output-dir:
     played/      evaluate.py plays new training questions with the policy of round r - 1 (in round 1: --policy), in
                  round 1 by best_of:8, later by --system, which may choose by the last round's scorer
     scorer/      train_scorer.py trains the preference model on the candidates of all rounds
-    kept.jsonl   each question's best episode by the rewards, if it beats the policy's first sample (selection.py)
+    kept.jsonl   each question's best episode by the rewards, if it beats the policy's first sample
     policy/      sft_train.py imitates what all rounds kept
 
 After the last round, evaluate.py compares the policies of all rounds with the start, round_0, on held-out questions,
@@ -28,33 +28,57 @@ Where it doesn't help: a policy whose samples hardly differ, since the search th
 can be earned without answering; and many rounds on few questions, as each round narrows what the policy does. With
 --system best_of:8:learned the scorer has no say in what is kept, as the rewards choose among the same eight samples;
 with tree:learned it guides the search. The scorer knows the mistakes of the policy of the round before.
+
+Of each training question the best episode that was played is chosen, for the next warm start to imitate. That is expert
+iteration, as in https://arxiv.org/abs/1705.08439 and STaR, https://arxiv.org/abs/2203.14465: a search makes
+better episodes than the policy, and the policy learns to do without the search.
+
+Kept is the episode of the highest reward among those that are well-formed and found a chunk with the answer, if its
+reward is higher than that of the policy's first sample: what the policy says by itself it need not learn. Rewards are
+those of get_reward_functions in grpo_rollout.py, computed anew.
+
+A prompt that a strategy changed (critiques, revisions) is replaced by the question's plain prompt, so the policy learns
+to say without the hint what it said with it; the log-probabilities belong to the other prompt, so they become 0, as the
+teacher's are. Tokens that a strategy forced have mask 0 and are not learnt, but what the policy said after them is.
+
+Where it doesn't help: with a reward that the policy can earn without answering; in many rounds, each of which narrows
+what the policy does; and a policy whose first sample is nearly always the best leaves little to learn from.
 """
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
+from forage.agent.episode import Episode, Turn, write_episodes
+from forage.agent.options import SearchOptions
+from forage.agent.protocol import Protocol
+from forage.agent.rewards import ROUNDING, RewardFunction, combine_rewards, reward_matrix, rewards_of, scored
+from forage.agent.searcher import Searcher
+from forage.agent.vetting import Vetting
 from forage.arguments import run_script
-from forage.data.splits import read_held_out, read_training_questions
+from forage.data.records import Question
+from forage.data.splits import read_held_out, read_train, read_training_questions
 from forage.engines.base import EngineOptions, Sampling
 from forage.errors import UserError, check_at_least_one
 from forage.evaluation.options import EvaluationOptions, is_learned, read_system
 from forage.evaluation.outcomes import OutcomeLog
 from forage.extras.testtime import train_scorer
-from forage.extras.testtime.selection import select
 from forage.files import check_apart, check_folder, filling_folder
 from forage.optimizer import OptimizerOptions
 from forage.policy.adapters import adapter_path
+from forage.policy.card import read_policy_card
+from forage.policy.policy import load_tokenizer
+from forage.rollout.agreement import open_embedder
 from forage.runs.run_folder import keep_options
 from forage.sft.options import SFTOptions
-from forage.store.opening import card_at, digests_of
+from forage.store.opening import card_at, digests_of, open_place
 from forage.store.options import StorePlace
 
-SCRIPT = "evaluate"  # whose dictionary of systems users add to
+EVALUATE, ROLLOUT = "evaluate", "grpo_rollout"  # the scripts in which users name their systems and rewards
 PLAYER = "policy"  # the name under which a round's policy plays training questions
 FIRST = "single"  # the system that plays one sample: what a kept episode has to beat
 FIRST_SEARCH = "best_of:8"  # of round 1, when there is no learned scorer yet
@@ -102,7 +126,7 @@ class EvolveOptions:
         self.place.check()
         self.sampling.check()
         check_at_least_one(self, "rounds", "questions", "max_steps", "concurrency")
-        read_system(self.system, importlib.import_module(SCRIPT).SYSTEMS, "--system")
+        read_system(self.system, importlib.import_module(EVALUATE).SYSTEMS, "--system")
         check_folder("--output-dir", self.output_dir)
         check_apart("--output-dir", self.output_dir, {"--data": self.data, "--policy": self.policy})
         known, needed = len(read_training_questions(self.data)), self.rounds * self.questions
@@ -146,7 +170,7 @@ def main(options: EvolveOptions) -> None:
         for number in range(1, options.rounds + 1):
             evolve(options, number)
         print("\nmeasuring on held-out questions", flush=True)
-        evaluate = importlib.import_module(SCRIPT).main
+        evaluate = importlib.import_module(EVALUATE).main
         policies = {f"round_{number}": options.policy_of(number) for number in range(options.rounds + 1)}
         evaluate(options.evaluation("measured", policies, MEASURED, eval_questions=options.eval_questions))
 
@@ -156,7 +180,7 @@ def evolve(options: EvolveOptions, number: int) -> None:
     here, rounds, system = options.round(number), range(1, number + 1), options.system_of(number)
     logs = [options.log(earlier, options.system_of(earlier)) for earlier in rounds]
     if starts(here / "played" / "eval.json", f"round {number}, playing training questions"):
-        importlib.import_module(SCRIPT).main(options.evaluation(
+        importlib.import_module(EVALUATE).main(options.evaluation(
             f"{here.name}/played", {PLAYER: options.policy_of(number - 1)}, tuple(dict.fromkeys((FIRST, system))),
             split="train", eval_questions=options.questions, skip_questions=(number - 1) * options.questions,
             scorer=options.round(number - 1) / "scorer" if is_learned(system) else None,
@@ -191,6 +215,62 @@ TOP = (
     "data", "policy", "output-dir", "rounds", "questions", "system", "eval-questions", "engine", "urls",
     "temperature", "seed",
 )  # fmt: skip
+
+
+def select(search: OutcomeLog, first: OutcomeLog, data: Path, policy: Path, place: StorePlace, out: Path) -> None:
+    """Write what is kept of a search's episodes, beside the first samples that the system `single` played."""
+    settings = SearchOptions().settle(policy)
+    protocol = Protocol.playing(load_tokenizer(read_policy_card(policy)), settings)
+    functions = rewards_of(
+        importlib.import_module(ROLLOUT).get_reward_functions, open_embedder(card_at(place, data)[0]),
+        Searcher(lambda: open_place(place, data), settings),
+    )  # fmt: skip
+    vetting = Vetting.over(data, protocol, settings)
+    outcomes, firsts, kept = search.results(), first.results(), []
+    for question in read_train(data):
+        if question.id in outcomes:
+            fit = [episode for episode in outcomes[question.id].tried if is_fit(episode, question, vetting)]
+            if found := best(fit, firsts[question.id].episode, question, functions):
+                kept.append(demonstration(found, question, protocol))
+    counted = f"{len(kept)} of {len(outcomes)} questions have an episode that is better than the policy's first"
+    if not kept:
+        raise UserError(f"{counted}; play more questions, or at a higher --temperature")
+    write_episodes(out, kept)
+    print(f"{out}: {counted}")
+
+
+def is_fit(episode: Episode, question: Question, vetting: Vetting) -> bool:
+    """Well-formed, with a chunk among its hits that answers the question."""
+    return bool(set(episode.hits) & set(question.relevant_chunk_ids)) and not vetting.malformed(episode)
+
+
+def best(
+    candidates: Sequence[Episode], first: Episode, question: Question, functions: Mapping[str, RewardFunction]
+) -> Episode | None:
+    """The candidate with the highest reward, the first of equal ones; None if none beats the first sample."""
+    episodes = [*candidates, first]
+    rewards_NR = reward_matrix(functions, episodes, [question] * len(episodes))
+    *rewarded, last = scored(episodes, list(functions), rewards_NR, combine_rewards(rewards_NR))
+    # A lead that rounding could have made is none: an answer may be embedded in two batches.
+    better = [episode for episode in rewarded if episode.reward >= last.reward + ROUNDING]
+    return max(better, key=lambda episode: episode.reward, default=None)
+
+
+def demonstration(episode: Episode, question: Question, protocol: Protocol) -> Episode:
+    """The episode with its question's plain prompt.
+
+    Example: plain prompt p, changed prompt p h: ids p h s t with turn (2, 4) become p s t with turn (1, 3).
+    """
+    prompt = tuple(protocol.prompt(question.question))
+    if episode.ids[: len(prompt)] == prompt:
+        return episode
+    start = episode.turns[0].start
+    shift = len(prompt) - start
+    ids, mask = prompt + episode.ids[start:], (0,) * len(prompt) + episode.mask[start:]
+    turns = tuple(Turn(turn.start + shift, turn.end + shift, turn.faults) for turn in episode.turns)
+    transcript = protocol.tokenizer.decode(ids)
+    return replace(episode, ids=ids, mask=mask, logprobs=(0.0,) * len(ids), turns=turns, transcript=transcript)
+
 
 if __name__ == "__main__":
     run_script(main, __doc__, top=TOP, begun=lambda options: options.output_dir / "config.json")

@@ -24,7 +24,7 @@ from forage.agent.episode import Episode
 from forage.agent.prompts import worded
 from forage.data.records import Question
 from forage.errors import check_at_least_one
-from forage.evaluation.asides import Aside, ask
+from forage.evaluation.baselines import Aside, ask
 from forage.evaluation.outcomes import Outcome
 from forage.extras.testtime.best_of import candidates
 from forage.extras.testtime.scorers import Oracle, Scorer, best_index, scores_of

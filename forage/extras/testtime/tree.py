@@ -99,7 +99,7 @@ class TreeSearch:
         level = root.children if self.values else []
         while level:
             going = [(node, node.state) for node in level if node.state and not node.state.stop]
-            # Turns with the same tokens are one candidate, as they are where the scorer is trained (examples.py).
+            # Turns with the same tokens are one candidate, as they are where the scorer is trained (train_scorer.py).
             different = {tuple(state.ids): state for _, state in going}
             episodes = [state.so_far(agent.protocol) for state in different.values()]
             scores = await scores_of(agent, self.scorer, question, episodes) if going else []

@@ -6,10 +6,13 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from forage.agent.episode import Use
+from forage.agent.episode import Search, Use
+from forage.agent.options import AgentSettings
+from forage.extras.chat.session import why
 from forage.extras.chat.view import View, passages_with
+from forage.store.document_store import DocumentStore
 from forage.store.fusion import Hit
-from tests.factories import EPISODE
+from tests.factories import EPISODE, QUESTION
 
 TOLD = "share of the answer's words in a passage (even all of them don't make it right)"
 HOSTILE = "[bold]loud[/bold] [/nothing] :smile: \x1b[2J\x1b]0;owned\x07 a\rb \u202etxt \x9b31m"
@@ -59,8 +62,8 @@ def test_words_that_no_passage_has_are_told():
     assert "in no passage" not in sent({"answer": "Rest."})
 
 
-@pytest.mark.parametrize("width", [40, 80, 120])
-def test_lines_fit(width):
+def test_lines_fit():
+    width = 40
     text = sent({"answer": "crystal " * 100}, ("toe " * 60, [hit(1, "crystal " * 100)]), width=width)
     assert max(map(len, text.splitlines())) <= width
 
@@ -71,3 +74,9 @@ def test_passages_that_hold_half_of_the_answers_words_most_first():
     assert [(one.rank, share) for one, share in found] == [(3, 1.0), (1, 0.5), (4, 0.5)]
     assert passages_with("Rest, ice, pills.", [hit(1, "Ice.")]) == []
     assert passages_with("the", [hit(1, "the")]) == []
+
+
+def test_why_tells_the_rank_of_each_passage(tiny_data):
+    episode = replace(EPISODE, searches=(Search(0, "remedy disease 3", ("d3#0",)),))
+    store = DocumentStore.open(tiny_data / "store")
+    assert why(store, AgentSettings(), QUESTION, episode) == ["'remedy disease 3' found d3#0 (sparse 1)"]

@@ -12,7 +12,7 @@ import pytest
 from forage import machine
 from forage.extras.doctor import checks
 from forage.extras.doctor.__main__ import shown
-from forage.extras.doctor.checks import Check, docker, fault, packages, pins, python
+from forage.extras.doctor.checks import Check, docker, fault, pins
 from tests import ROOT
 
 
@@ -40,17 +40,6 @@ def test_each_line_of_the_repositorys_files_is_a_pin(name):
 def test_versions_are_compared_as_pip_does(monkeypatch, installed, bounds, fits):
     monkeypatch.setattr(checks, "version", lambda name: installed)
     assert fault("it", bounds) == ("" if fits else f"it {installed} ({bounds} was tested)")
-
-
-def test_packages_that_are_missing():
-    assert packages("some", {"numpy": ">=1", "no-such-package": ">=2"}, "make setup") == (
-        "some", "no no-such-package", "make setup",
-    )  # fmt: skip
-
-
-def test_a_python_that_is_too_old():
-    assert python("3.10.14").lacks == "3.11 or later is needed"
-    assert not python("3.11.0").lacks
 
 
 @pytest.mark.parametrize(("compose", "lacks"), [("v5.0.1", ""), ("2.23.3", "compose 2.24 or later is needed")])

@@ -9,7 +9,7 @@ from forage.agent.options import AgentSettings, write_agent
 from forage.agent.protocol import write_call
 from forage.agent.rewards import get_format_reward, get_mrr, get_token_f1
 from forage.errors import UserError
-from forage.extras.environments.conversation import Conversation, open_environment
+from forage.extras.environments.conversation import Conversation, call_text, open_environment
 from forage.rollout.options import RolloutOptions
 from tests.tiny import make_data, make_policy
 
@@ -76,3 +76,9 @@ def test_how_else_it_ends(environment, turns, cut, stop, rewards):
 def test_nothing_follows_the_end(environment):
     with pytest.raises(UserError, match="the episode is over; begin another one"):
         played(environment, ANSWER, ANSWER)
+
+
+def test_a_query_can_end_neither_its_call_nor_the_turn():
+    call = {"function": {"name": "search", "arguments": '{"query": "a <b"}'}}
+    assert call_text(call) == '{"name": "search", "arguments": {"query": "a \\u003cb"}}'
+    assert call_text({"function": {"name": "x", "arguments": "{broken"}}) == '{"name": "x", "arguments": "{broken"}'

@@ -1,8 +1,6 @@
 """Agents that run on their own, in processes of their own, over real HTTP: they come for episodes and end them."""
 
 import asyncio
-import re
-import socket
 import subprocess
 import sys
 import threading
@@ -19,7 +17,7 @@ import grpo_rollout
 from forage.agent.episode import read_episodes
 from forage.agent.rewards import get_own_reward
 from forage.errors import UserError
-from forage.extras.gateway.handed_out import KEY, handed_out
+from forage.extras.gateway.own_agent import KEY, handed_out
 from tests import ROOT
 from tests.extras.gateway.own_agents import Spelling, agent_over
 from tests.pages import fenced
@@ -108,7 +106,7 @@ def test_search_by_the_model_context_protocol_counts_for_its_episode(protocol, p
 
 def test_what_is_taken_and_not_ended_costs_its_own_episode_alone(protocol, port, monkeypatch, capsys):
     """One that nobody has taken yet waits for longer than a taken one may last, which is said."""
-    monkeypatch.setattr("forage.extras.gateway.handed_out.TOLD", 0.2)
+    monkeypatch.setattr("forage.extras.gateway.own_agent.TOLD", 0.2)
 
     async def visitor(web):
         await asyncio.sleep(0.6)
@@ -144,7 +142,7 @@ def left_waiting(address):
 
 
 def test_who_asks_while_the_run_ends_is_told_so(port, monkeypatch, caplog):
-    monkeypatch.setattr("forage.extras.gateway.handed_out.NOTICED", 60.0)  # so long is each request looked at
+    monkeypatch.setattr("forage.extras.gateway.own_agent.NOTICED", 60.0)  # so long is each request looked at
 
     async def go(pool):
         gateway, _ = handed_out(port).opened()
@@ -172,13 +170,6 @@ def test_other_machines_need_the_key(protocol, port, monkeypatch):
 
     [episode], _ = playing(protocol, port, visitor, host="0.0.0.0")
     assert episode.stop == "answer"
-
-
-def test_a_port_in_use_is_told(protocol):
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        number = taken.getsockname()[1]
-        with pytest.raises(UserError, match=re.escape(f"can't listen on 127.0.0.1:{number} (Address already in use)")):
-            playing(protocol, number, take)
 
 
 def test_a_run_is_played_by_programs_that_were_there_before(tiny, tmp_path, monkeypatch, port):

@@ -198,27 +198,22 @@ def test_text_that_was_found_begins_no_turn_and_ends_no_result(protocol):
 
 
 @pytest.mark.parametrize(
-    ("returned", "answer", "reward"),
-    [("Rest. ", "Rest.", None), (None, "", None), (("Rest.", 0.25), "Rest.", 0.25), ((None, True), "", 1.0)],
-)
-def test_an_agent_may_reward_itself(protocol, returned, answer, reward):
+    ("returned", "answer", "reward", "stop"),
+    [
+        ("Rest. ", "Rest.", None, "answer"), (None, "", None, "turns"), (("Rest.", 0.25), "Rest.", 0.25, "answer"),
+        ((None, True), "", 1.0, "turns"), (7, "", None, "agent"), (("Rest.", 1.5), "", None, "agent"),
+        (("Rest.", math.nan), "", None, "agent"), (("Rest.", 1, 2), "", None, "agent"),
+        ({"answer": "Rest."}, "", None, "agent"),
+    ],
+)  # fmt: skip
+def test_an_agent_may_reward_itself_and_what_is_no_answer_is_a_failure(protocol, returned, answer, reward, stop):
     async def scores(question, client, tools):
         return returned
 
     episode, _ = played(scores, protocol)
-    assert (episode.answer, episode.own_reward, episode.stop) == (answer, reward, "answer" if answer else "turns")
+    assert (episode.answer, episode.own_reward, episode.stop) == (answer, reward, stop)
     assert from_json(to_json(episode)) == episode
     assert get_own_reward([episode], [QUESTION]) == [reward or 0]
-
-
-@pytest.mark.parametrize("returned", [7, ("Rest.", 1.5), ("Rest.", math.nan), ("Rest.", 1, 2), {"answer": "Rest."}])
-def test_what_is_no_answer_is_a_failure(protocol, returned):
-    async def confused(question, client, tools):
-        return returned
-
-    episode, _ = played(confused, protocol)
-    assert (episode.stop, episode.own_reward) == ("agent", None)
-    assert episode.cause.endswith("and not an answer, or one with a reward from 0 to 1")
 
 
 def test_a_reply_that_stands_twice_in_a_conversation_keeps_all_messages(protocol):
@@ -278,13 +273,6 @@ def test_nothing_is_sampled_any_more_when_an_episode_has_ended(protocol):
     episode, before = asyncio.run(go())
     assert before == ["q1/0"]
     assert (episode.answer, episode.sampled) == ("tired", 0)
-
-
-def test_what_json_can_say_and_no_client_read_is_told_and_known_again(protocol):
-    """Half of a surrogate pair, which a policy may write into a call."""
-    call = '<tool_call>{"name": "search", "arguments": {"query": "\\ud83d"}}</tool_call>'
-    episode, _ = played(by_openai, protocol, call, "Rest.")
-    assert (episode.answer, episode.earlier, len(episode.turns)) == ("Rest.", (), 2)
 
 
 def test_an_answer_after_a_refusal_is_an_answer_and_a_failure_a_failure(protocol):
@@ -425,51 +413,41 @@ def test_failed_episodes_are_counted_and_not_learnt_from_and_end_no_evaluation(t
     assert (stats.stops["agent"], sum(stats.stops.values()), len(stats.rewards["overall"])) == (3, 12, 9)
 
 
-def test_sixty_four_agents_of_all_kinds_at_once(protocol, capsys):
-    """Slow, crashing, hung, repeating, leaving in the middle: each of the others is whole, with its own tokens only."""
+def test_agents_of_all_kinds_at_once(protocol):
+    """Crashing, hung, leaving in the middle: each of the others is whole, with its own tokens only."""
 
     async def any_kind(question, client, tools):
         number = int(tools.recorder.book.id.rpartition("/")[2])
         said = f"I am {number}"
         await asyncio.sleep(number % 5 / 50)
-        if number % 8 == 1:
+        if number % 4 == 1:
             raise OSError("crashed")
-        if number % 8 == 2:
+        if number % 4 == 2:
             await asyncio.sleep(99)
-        if number % 8 == 3:  # leaves while a reply is being sampled
+        if number % 4 == 3:  # leaves while a reply is being sampled
             asyncio.ensure_future(ask(client, said)).add_done_callback(lambda left: left.exception())
             await asyncio.sleep(0.01)
             return "left"
         return (await ask(client, said, await ask(client, said), "and?")).content
 
     class Echo(Spelling):
-        def __init__(self):
-            super().__init__(protocol, seconds=0.02)
-
         async def generate(self, request):
             self.says.insert(0, f"{request.episode}:{self.protocol.tokenizer.decode(request.ids).count('and?')}")
             return await super().generate(request)
 
     async def go():
-        engine = Echo()
-        policy = agent_over(engine)
-        player = recorded(any_kind, 5.0)
+        engine = Echo(protocol, seconds=0.02)
+        policy, player = agent_over(engine), recorded(any_kind, 5.0)
         return await asyncio.gather(*(player(policy, QUESTION, n, 7) for n in range(64))), engine
 
     episodes, engine = asyncio.run(go())
+    causes = ["", "OSError: crashed", "it took longer than 5 s", ""]
+    assert [episode.cause for episode in episodes] == causes * 16
     for number, episode in enumerate(episodes):
-        kind = number % 8
-        assert episode.stop == ("agent" if kind in (1, 2) else "answer")
-        if kind in (1, 2):
-            assert episode.cause == ("OSError: crashed" if kind == 1 else "it took longer than 5 s")
-        if kind not in (1, 2, 3):
-            spoken = [protocol.text(episode.ids[turn.start : turn.end]) for turn in episode.turns]
-            assert spoken == [f"q1/{number}:0", f"q1/{number}:1"]
-            assert (episode.answer, episode.earlier) == (f"q1/{number}:1", ())
-        else:
-            assert not episode.sampled
+        spoken = [protocol.text(episode.ids[turn.start : turn.end]) for turn in episode.turns]
+        assert spoken == ([] if number % 4 else [f"q1/{number}:0", f"q1/{number}:1"])
+        assert episode.earlier == ()
     assert sorted(engine.released) == sorted(f"q1/{n}" for n in range(64))
-    assert ": the agent failed: OSError: crashed\n" in capsys.readouterr().out
 
 
 def test_too_many_requests_are_asked_to_come_again(protocol, monkeypatch):

@@ -54,21 +54,6 @@ def test_tokens_come_again(run_dir, capsys):
     assert said.endswith("all tokens are the same\n")
 
 
-def test_other_passages_change_what_follows_them_alone(run_dir, tmp_path, capsys):
-    episodes = list(read_episodes(run_dir / "episodes" / "000001" / "trainer.jsonl"))
-    longest = max(episodes, key=lambda episode: len(episode.turns))
-    other = tmp_path / "other.jsonl"
-    other.write_text('{"id": "d", "title": "Gout", "text": "Rest and | ice."}\n')
-    if json.loads((run_dir / "run.json").read_text())["tools"]:
-        with pytest.raises(UserError, match="--instead is for our own loop"):
-            main(Options(run_dir, longest.id, instead=other))
-        return
-    said = replayed(capsys, run_dir, longest.id, instead=other)
-    rows = [line.split(" | ") for line in said.splitlines() if re.match(r"\| \d ", line)]
-    assert len(rows) == 2
-    assert rows[0][1] == rows[0][2].removesuffix(" |")
-
-
 def test_passages_stand_where_what_was_found_stood(tiny):
     """By hand: the first turn's tokens, then the passages in the tool's form, then a turn that is sampled again."""
     protocol = Protocol(make_tokenizer())
@@ -112,6 +97,9 @@ def test_what_is_missing_is_told(run_dir):
     with pytest.raises(UserError, match=r"^step 7 of .* has no episode"):
         main(Options(run_dir, "q0/0", step=7))
     name = next(read_episodes(run_dir / "episodes" / "000001" / "trainer.jsonl")).id
+    if json.loads((run_dir / "run.json").read_text())["tools"]:
+        with pytest.raises(UserError, match="--instead is for our own loop"):
+            main(Options(run_dir, name, instead=run_dir))
     adapter = adapter_path(run_dir, 1)
     adapter.rename(adapter.with_name("gone"))
     with pytest.raises(UserError, match=r"adapter v000001 is gone; .* has v0000"):

@@ -1,7 +1,6 @@
 """A judge behind a real HTTP server: what it costs, what survives a kill, and what happens when it does not answer."""
 
 import json
-import re
 import signal
 import subprocess
 import sys
@@ -11,7 +10,6 @@ from dataclasses import replace
 import pytest
 
 from forage.agent.rewards import reward_matrix
-from forage.errors import UserError
 from forage.extras.judge.judge import Judge, prompt_of, read_grade
 from tests import ROOT
 from tests.extras.questions.chat_server import chat_server
@@ -116,28 +114,6 @@ def test_what_can_not_be_judged_has_no_reward(tmp_path):
         assert len(chat.asked) == 4
     replies = {row.get("reply") for row in map(json.loads, (tmp_path / "judged.jsonl").read_text().splitlines())}
     assert {"It depends.", "refused: status 400: too long"} < replies
-
-
-def one_line(judge, *answers):
-    """The message with which a run stops."""
-    with pytest.raises(UserError) as caught:
-        reward_matrix({"judge": judge}, answering(*answers), [QUESTION] * len(answers))
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("reply", "says"),
-    [
-        ((401, {}), r"reward 'judge': http\S+ refuses the key \(status 401\); set OPENAI_API_KEY"),
-        ((503, {}), r"gave no reply within 0.4 s \(status 503\); start the server, then re-run"),
-        (None, r"gave no reply within 0.4 s \(\w*Timeout"),
-    ],
-)
-def test_a_server_in_trouble_is_one_line(tmp_path, reply, says):
-    timeout = 60 if reply else 0.3  # a reply is waited for, however slow this machine is
-    with chat_server(lambda prompt, number: reply) as chat:
-        assert re.search(says, one_line(judge_of(chat, tmp_path, patience=0.4, timeout=timeout), "a"))
 
 
 @pytest.mark.parametrize(

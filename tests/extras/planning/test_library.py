@@ -11,7 +11,7 @@ from forage.agent.options import SearchOptions
 from forage.data.records import Question, read_questions
 from forage.errors import UserError
 from forage.extras.planning import teaching
-from forage.extras.planning.library import Options, cover, earnings, main, merged, shares_of, worth
+from forage.extras.planning.library import Options, cover, earnings, main, merged, shares_of
 from forage.extras.planning.tool import planner, read_library
 from forage.files import write_jsonl
 from forage.manifest import file_digest
@@ -56,11 +56,6 @@ def test_shapes_that_say_the_same_are_one():
     assert wordings["symptoms"].most_common(1) == [("[topic] Symptoms", 2)]
 
 
-def test_what_a_template_is_worth_by_hand():
-    earned = {"a": [1.0, 0.5], "b": [0.5]}
-    assert [worth(earned, kind) for kind in "abc"] == [0.5, 0.25, 0]
-
-
 def test_a_library_serves_all_kinds():
     """With one episode each, a template is worth half of what it earned."""
     shapes = {"x": {"a": [0.8]}, "y": {"a": [0.7]}, "z": {"b": [0.2], "a": [0.6]}}
@@ -88,11 +83,9 @@ def test_the_command(tmp_path, capsys):
     write_jsonl(tmp_path / "train.jsonl", [replace(GOUT, focus="toe")])  # made again
     with pytest.raises(UserError, match=r"train.jsonl has other questions than .*run was trained on; give the run's"):
         main(options)
-    for wrong, says in (
-        ({"run_dir": tmp_path / "few"}, "gives a template"), ({"run_dir": tmp_path / "none"}, "has no episodes"),
-    ):  # fmt: skip
+    for name, says in {"few": "gives a template", "none": "has no episodes"}.items():
         with pytest.raises(UserError, match=says):
-            main(replace(options, **wrong))
+            main(replace(options, run_dir=tmp_path / name))
 
 
 # What plans are taught by

@@ -56,11 +56,6 @@ def test_a_plans_searches_count_in_the_order_of_the_calls(tiny_protocol, tools, 
     assert get_mrr([episode], [replace(QUESTION, relevant_chunk_ids=("c",))]) == [1 / 4]  # d, a, b, c
 
 
-def test_an_episode_of_one_turn_may_be_a_plan(tiny_protocol, tools):
-    episode, *_ = play_with_tools(tiny_protocol, tools, write_plan("gout", "signs"), search=search, max_turns=1)
-    assert (episode.stop, episode.hits) == ("search", ("b", "c"))
-
-
 @pytest.mark.parametrize(
     ("topic", "templates", "says"),
     [

@@ -43,17 +43,15 @@ def chat_server(reply):
                 chat.closing.wait()
                 return
             status, content = (200, completion(answer)) if isinstance(answer, str) else answer
-            data = content if isinstance(content, bytes) else json.dumps(content).encode()
-            self.send_response(status)
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(data)))
-            self.end_headers()
-            self.wfile.write(data)
+            self.answer(status, content)
 
         def do_GET(self):
             """Its models; the program of docs/serving.md asks for them."""
-            data = json.dumps({"object": "list", "data": [{"id": "m", "object": "model"}]}).encode()
-            self.send_response(200)
+            self.answer(200, {"object": "list", "data": [{"id": "m", "object": "model"}]})
+
+        def answer(self, status, content):
+            data = content if isinstance(content, bytes) else json.dumps(content).encode()
+            self.send_response(status)
             self.send_header("Content-Type", "application/json")
             self.send_header("Content-Length", str(len(data)))
             self.end_headers()

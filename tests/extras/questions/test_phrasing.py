@@ -8,12 +8,6 @@ from forage.data.chunking import Chunk
 from forage.extras.questions.making import in_turn
 from forage.extras.questions.phrasing import (
     Phraser,
-    is_heading,
-    lowered,
-    sentences_of,
-    shortened,
-    split_headings,
-    within,
 )
 from forage.extras.questions.vetting import Candidate
 
@@ -75,17 +69,3 @@ def test_documents_take_turns():
     assert order[4:] == ["long"] * 4
     assert in_turn([*long, *short], 0) == in_turn([*reversed(short), *long], 0)
     assert len({tuple(p.id for p in in_turn(long, seed)) for seed in range(6)}) > 1
-
-
-def test_parts():
-    assert split_headings("Asthma\nCare\nRest helps.") == (["Asthma", "Care"], "Rest helps.")
-    assert split_headings("Egg\nMilk\nSalt\nOil\nStir it.") == ([], "Egg\nMilk\nSalt\nOil\nStir it.")  # a list
-    assert split_headings("Alone") == ([], "Alone")
-    assert not is_heading("It is said:")
-    assert not is_heading("a | b")
-    assert sentences_of("One is here. Two\nis torn") == ["One is here."]
-    assert within("Feeding a bee", "bees that feed")
-    assert not within("Feeding wasps", "bees that feed")
-    assert lowered("Winter feeding") == "winter feeding"
-    assert lowered("DNA tests") == "DNA tests"
-    assert shortened(' the "big" ' + "x " * 30) == "the 'big' " + " ".join("x" * 18)

@@ -1,7 +1,5 @@
 """Which questions are kept, on a store whose ranking by words is worked out by hand."""
 
-from dataclasses import replace
-
 import pytest
 
 from forage.data.records import Document
@@ -12,8 +10,6 @@ from forage.extras.questions.vetting import (
     NOT_IN_PASSAGE,
     Candidate,
     Vetter,
-    fault,
-    told_share,
 )
 from forage.store.document_store import DocumentStore
 from forage.store.options import StoreOptions
@@ -60,13 +56,6 @@ def test_a_passage_further_down_counts_within_k(store):
     assert judged(store, asked, k=2) == [2]
 
 
-def test_what_the_title_answers(store):
-    chunk = store.chunk_by_id["bees#0"]
-    assert fault(Candidate("model", chunk, "What do they feed?", "syrup to each hive")) == ""
-    titled = replace(chunk, title="Syrup for a hive")
-    assert fault(Candidate("model", titled, "What do they feed?", "syrup to each hive")) == GIVEN_AWAY
-
-
 def test_neighbours_that_share_the_answer_count(tmp_path):
     """Chunks of eight words overlap by whole sentences: the second sentence is in both."""
     text = "Alpha beta gamma delta. Epsilon zeta eta theta. Iota kappa lambda mu."
@@ -81,14 +70,3 @@ def test_neighbours_that_share_the_answer_count(tmp_path):
     assert judged(store, asked) == [1]
     only_there = Candidate("model", first, "beta iota kappa lambda mu", "Alpha beta gamma delta.")
     assert judged(store, only_there) == [NOT_FOUND]
-
-
-def test_shares():
-    assert told_share("Waxed twines", "What is the twine?") == 0.5  # wax and twine, by their stems
-    assert told_share("It is", "What is it?") == 1.0  # nothing to tell
-
-
-def test_most_of_an_answer_must_be_said(store):
-    """Five words have three triples, of which two are said (starter ferments for, ferments for thirty)."""
-    assert fault(made(store, "rye", "", "starter ferments for thirty days")) == ""
-    assert fault(made(store, "rye", "", "starter ferments for some thirty days")) == NOT_IN_PASSAGE

@@ -1,13 +1,22 @@
-"""What the policy samples and how it is scored, what is trained, and whether plain transformers loads the result."""
+"""What the policy samples and how it is scored, what is trained, and that plain transformers loads it."""
 
 import pytest
 import torch
-from transformers import GPT2Config, GPT2LMHeadModel
+from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LMHeadModel
 
-from forage.extras.rewriter.actors import Policy, choose_by, left_padded, make_actors, model_inputs, text_of
-from forage.extras.rewriter.options import ActorOptions, SamplingOptions
+from forage.extras.rewriter.actors import (
+    Policy,
+    choose_by,
+    left_padded,
+    load_policy,
+    make_actors,
+    model_inputs,
+    save_lm,
+    text_of,
+)
+from forage.extras.rewriter.options import ActorOptions, Options, SamplingOptions
 from forage.extras.rewriter.ppo import logits_and_values, logprobs_of
-from tests.tiny_rewriter import tiny_actors, tiny_lm, tiny_rows
+from tests.tiny_rewriter import make_tiny, tiny_actors, tiny_gpt2, tiny_lm, tiny_rows
 
 
 def test_model_inputs_by_hand():
@@ -100,18 +109,6 @@ def test_the_reference_stays_what_it_was():
         assert not torch.allclose(actors.policy.response_logits(sequences, 2)[0], before)
 
 
-@pytest.mark.parametrize("actor", [ActorOptions(lora_rank=0), ActorOptions()])
-def test_the_output_layer_is_given_what_it_need_not_be_copied_for(actor):
-    """For rows that are not contiguous, PyTorch multiplies by a copy of the weights for each sequence."""
-    actors, _ = tiny_actors(actor)
-    given = []
-    actors.policy.lm.get_output_embeddings().register_forward_pre_hook(lambda _, hidden: given.append(hidden[0]))
-    prompts = left_padded([[5, 6], [7, 8]], actors.policy.pad_id)
-    actors.policy.response_logits(torch.cat((prompts, actors.policy.sample(prompts)), 1), 6)
-    assert given[-1].shape[1] == 7  # the last of these predicts nothing
-    assert all(hidden.is_contiguous() for hidden in given)
-
-
 def test_no_dropout_whatever_mode_is_asked_for():
     config = GPT2Config(vocab_size=100, n_embd=32, n_layer=2, n_head=2, eos_token_id=2, bos_token_id=2)
     actors = make_actors(Policy(GPT2LMHeadModel(config), SamplingOptions(), 2, 100), ActorOptions(lora_rank=0), seed=0)
@@ -121,3 +118,38 @@ def test_no_dropout_whatever_mode_is_asked_for():
         for part in (actors.policy, actors.value_model, actors.reference.frozen):
             assert not any(module.training for module in part.modules() if isinstance(module, torch.nn.Dropout))
         actors.train()
+
+
+SEQUENCES = torch.tensor([[5, 6, 7, 8, 9]])
+KINDS = {"llama": tiny_lm, "gpt2": tiny_gpt2}
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def folder(request, tmp_path_factory):
+    """folder/model and folder/data; gpt2 has no chat template."""
+    made = tmp_path_factory.mktemp(request.param)
+    make_tiny(made, lm=KINDS[request.param], template=request.param != "gpt2")
+    return made
+
+
+def test_the_saved_model_is_the_one_that_was_trained(folder, tmp_path):
+    source, options = str(folder / "model"), Options(actor=ActorOptions(dtype="float32"))
+    tokenizer = AutoTokenizer.from_pretrained(source)
+    policy = load_policy(source, tokenizer, options)
+    actors = make_actors(policy, options.actor, seed=0)
+    plain = policy.response_logits(SEQUENCES, 3)[0]
+    torch.manual_seed(0)
+    adapted = set()
+    for name, weight in policy.lm.named_parameters():
+        if weight.requires_grad:
+            torch.nn.init.normal_(weight, std=0.1)
+            adapted.add(name.split(".lora_")[0])
+    assert len(adapted) == (2 * 4 if "gpt2" in str(folder) else 2 * 7)  # every linear layer of both
+    wanted, values = logits_and_values(actors, SEQUENCES, 3)
+    assert not torch.allclose(wanted, plain, atol=0.1)
+    assert values.tolist() == [[0, 0, 0]]
+    torch.testing.assert_close(actors.reference.response_logits(SEQUENCES, 3), plain, rtol=0, atol=0)
+    save_lm(policy, source, tokenizer, tmp_path / "saved")
+    saved = AutoModelForCausalLM.from_pretrained(tmp_path / "saved")
+    got = saved(SEQUENCES).logits[:, 1:4] / policy.sampling.temperature
+    torch.testing.assert_close(got, wanted.detach(), rtol=1e-3, atol=1e-3)

@@ -1,15 +1,15 @@
-"""Data of the rewriter: bad rows and files, and the split."""
+"""Data of the rewriter: bad rows and files, the split, and the search by words or in a store that exists."""
 
 import pytest
 from transformers import AutoTokenizer
 
-from forage.data.chunking import Chunk
-from forage.data.records import Question
-from forage.data.rewriter_data import export_rewriter_data
+from forage.data.records import Document
 from forage.errors import UserError
 from forage.extras.rewriter.data import read_data
 from forage.extras.rewriter.options import Options
-from tests.tiny_rewriter import write_data
+from forage.store.document_store import DocumentStore
+from forage.store.options import StoreOptions
+from tests.tiny_rewriter import make_tiny, write_data
 
 
 @pytest.fixture(scope="module")
@@ -58,12 +58,32 @@ def test_what_leaves_nothing_to_train_on_is_an_error(tmp_path, tokenizer, corpus
         read_data(Options(data=write_data(tmp_path, corpus, train=rows, eval=[FLU])), tokenizer)
 
 
-def test_what_data_prep_made_can_be_read(tmp_path, tokenizer):
-    chunks = [Chunk("d", "Gout", "A sore toe.", 0, 11, 0, 2), Chunk("d", "Gout", "Crystals.", 11, 20, 1, 2)]
-    asked = [Question(word, f"{word} is gout?", "", "", "", ("d",), ("d#1",)) for word in ("What", "Who")]
-    export_rewriter_data(tmp_path, chunks, asked[:1], asked[1:])
-    data = read_data(Options(data=tmp_path), tokenizer)
-    assert data.texts == {"d#0": "Gout\nA sore toe.", "d#1": "Gout\nCrystals."}
-    assert [(row.query, row.relevant_doc_ids) for row in data.train] == [("What is gout?", ("d#1",))]
-    line = '{"query": "Who is gout?", "relevant_doc_ids": ["d#1"]}\n'
-    assert (tmp_path / "eval.jsonl").read_text() == line
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tiny")
+    make_tiny(folder)
+    return folder
+
+
+def test_words_find_documents_once(tiny, tokenizer):
+    options = Options(data=tiny / "data", k=3)
+    found = read_data(options, tokenizer).search(["remedy4 disease", "What mends disease 7?"])
+    assert [len(set(ids)) for ids in found] == [3, 3]
+    assert (found[0][0], found[1][0]) == ("d4", "d7")
+    assert read_data(options, tokenizer).search(["remedy4 disease"]) == [found[0]]  # opens the same store
+
+
+def test_an_existing_store_is_searched_by_its_chunks(tiny, tmp_path, tokenizer):
+    options = Options(data=tiny / "data", store=str(tmp_path / "store"), k=2)
+    texts = read_data(Options(data=tiny / "data"), tokenizer).texts
+    documents = [Document(doc_id, "", text) for doc_id, text in texts.items()]
+    DocumentStore.build(tmp_path / "store", documents, StoreOptions("none"))
+    with pytest.raises(UserError, match=r"store lacks 12 of the 12 documents"):
+        read_data(options, tokenizer)
+    corpus = [{"doc_id": f"{doc_id}#0", "text": text} for doc_id, text in texts.items()]
+    (tmp_path / "data").mkdir()
+    rows = [{"query": f"remedy{n}", "relevant_doc_ids": [f"d{n}#0"]} for n in range(12)]
+    options = Options(
+        data=write_data(tmp_path / "data", corpus, train=rows[:8], eval=rows[8:]), store=str(tmp_path / "store"), k=2
+    )
+    assert read_data(options, tokenizer).search(["remedy4"])[0] == ["d4#0"]

@@ -1,11 +1,15 @@
-"""Best of n: the scorer's favourite, wherever it stands; what it cost; failures; equal seeds."""
+"""Best of n: the scorer's favourite, wherever it stands; what it cost; failures; equal seeds.
+
+Self-consistency: majority and medoid by hand.
+"""
 
 import pytest
 
 from forage.engines.base import EngineError
-from forage.extras.testtime.best_of import BestOf
-from forage.extras.testtime.scorers import Oracle, agreement, confidence
-from tests.scripted_engine import check_books, run, turns
+from forage.extras.testtime.best_of import BestOf, agreed
+from forage.extras.testtime.scorers import Oracle, agreement, best_index, confidence
+from tests.factories import answering
+from tests.scripted_engine import QUESTION, check_books, run, turns
 
 # The third is the one its tokens are surest of; the first and the last are most alike.
 SAMPLES = {
@@ -38,4 +42,28 @@ def test_an_engine_error_ends_only_its_own_candidate(protocol):
     outcome, engine = run(BestOf(confidence, n=4), protocol, say)
     assert [episode.stop for episode in outcome.tried] == ["answer", "answer", "engine", "answer"]
     assert outcome.episode.id == "q1/3"
+    check_books(outcome, engine)
+
+
+@pytest.mark.parametrize(
+    ("answers", "place"),
+    [
+        (["heat", "The rest.", "rest"], 1),  # two of three say the same
+        (["x y z w", "a b", "b c", "c d"], 2),  # none does: the middle one
+        (["", "", "rest"], 2),
+        (["", ""], 0),
+        # Two of five are equal, which is no majority: the medoid is another one.
+        (["q r", "q r", "a b c", "a b d", "a b"], 4),
+    ],
+)
+def test_which_answer_is_agreed_on(answers, place):
+    episodes = answering(*answers)
+    assert best_index(agreed(None, QUESTION, episodes), episodes) == place
+
+
+def test_the_agreed_answer_counts(protocol):
+    samples = {"0": ("a", "heat"), "1": ("b", "Rest"), "2": ("c", "rest."), "3": ("d", "the rest")}
+    outcome, engine = run(BestOf(agreed, n=4), protocol, turns(samples))
+    assert outcome.episode.id == "q1/1"
+    assert engine.most_at_once == 4
     check_books(outcome, engine)

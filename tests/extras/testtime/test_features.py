@@ -1,13 +1,11 @@
 """Features by hand: of finished episodes and of ones that go on; whatever the order, and without the reference."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
 from forage.extras.testtime.best_of import candidates
-from forage.extras.testtime.examples import cut_after
-from forage.extras.testtime.features import FEATURES, cosines, features
+from forage.extras.testtime.preference import FEATURES, cosines, features
+from forage.extras.testtime.train_scorer import cut_after
 from tests.scripted_engine import QUESTION, run, turns
 from tests.word_embedder import WordEmbedder
 
@@ -72,14 +70,3 @@ def test_an_episode_that_goes_on_has_no_answer_yet(protocol, played):
                "answer_words"]  # fmt: skip
     assert not any(by_name[name].any() for name in nothing)
     assert by_name["question_passage"][0] > by_name["question_passage"][1]  # it found gout
-
-
-def test_every_feature_is_a_number_whatever_the_episode(protocol, played):
-    silent = replace(played[2], answer="", stop="turns")
-    unplayed = replace(
-        played[2], ids=played[2].ids[:3], mask=(0,) * 3, logprobs=(0.0,) * 3, turns=(), answer="", stop="tokens"
-    )
-    rows_NF = features(WordEmbedder(), protocol, QUESTION, [silent, unplayed, played[0]])
-    assert rows_NF.shape == (3, len(FEATURES))
-    assert np.isfinite(rows_NF).all()
-    assert features(WordEmbedder(), protocol, QUESTION, [unplayed]).shape[0] == 1  # alone

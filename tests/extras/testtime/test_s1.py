@@ -59,18 +59,6 @@ def test_at_the_budget_the_answer_is_opened(protocol):
     check_books(outcome, engine)
 
 
-def test_an_early_end_is_suppressed_only_so_often(protocol, monkeypatch):
-    monkeypatch.setattr(s1, "WAITS", 2)
-    strategy, limits = BudgetForcing(min_thinking=8, max_thinking=40), AgentSettings(max_turns=2)
-    outcome, engine = run(strategy, protocol, script("a", "b", "c"), FOUND, limits=limits)
-    turn = outcome.episode.turns[1]
-    assert protocol.text(outcome.episode.ids[turn.start : turn.end]) == "a Waitb Waitc"
-    assert outcome.episode.ids[turn.end - 1] == protocol.end_of_turn
-    assert outcome.extra_sampled == 2  # two ends of turn
-    assert turn.faults == ("no_action",)
-    check_books(outcome, engine)
-
-
 def test_a_turn_that_searches_is_left_alone(protocol):
     say = script(write_call("gout"), "Passage 1 says so." + write_answer("rest"), "x", "y")
     free = BudgetForcing(min_thinking=2, max_thinking=60)

@@ -41,13 +41,13 @@ def test_agreement_by_hand():
 
 def test_support_is_the_share_of_words_in_what_was_shown(protocol):
     passages = {"gout": {"c#0": "It hurts at night."}}
-    outcome, _ = run(lambda a, q, s: plain(a, q, s), protocol, turns({"0": ("gout", "Gout hurts badly")}), passages)
+    outcome, _ = run(plain, protocol, turns({"0": ("gout", "Gout hurts badly")}), passages)
     assert shown(protocol, outcome) == ["[1] T: It hurts at night."]
     assert support(protocol, QUESTION, [outcome]) == [pytest.approx(1 / 3)]
     assert relevance(protocol, QUESTION, [outcome]) == [0.0]  # neither "mends" nor "gout" was shown
     assert covered("hurting", ["it hurts"]) == 1.0
     assert covered("the", ["the"]) == 0.0  # no words
-    unsearched, _ = run(lambda a, q, s: plain(a, q, s), protocol, turns({"0": (None, "user tool response")}))
+    unsearched, _ = run(plain, protocol, turns({"0": (None, "user tool response")}))
     assert (shown(protocol, unsearched), support(protocol, QUESTION, [unsearched])) == ([], [0.0])
     unplayed = replace(unsearched, turns=(), answer="", stop="engine")  # the engine gave up on its first turn
     assert (shown(protocol, unplayed), looks_good(protocol, QUESTION, [unplayed])) == ([], [0.0])
