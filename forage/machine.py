@@ -35,7 +35,7 @@ def hub_reachable(timeout: float = 5.0) -> bool:
     """True if the hub (or the mirror in HF_ENDPOINT) answers at all; HF_HUB_OFFLINE=1 says no without asking."""
     import httpx
 
-    if hub_switched_off():
+    if os.environ.get("HF_HUB_OFFLINE", "").lower() in ("1", "true", "yes", "on"):
         return False
     address = os.environ.get("HF_ENDPOINT", "https://huggingface.co")
     try:
@@ -46,11 +46,6 @@ def hub_reachable(timeout: float = 5.0) -> bool:
     except httpx.TransportError:
         return False
     return True
-
-
-def hub_switched_off() -> bool:
-    """Whether HF_HUB_OFFLINE says not to ask the hub."""
-    return os.environ.get("HF_HUB_OFFLINE", "").lower() in ("1", "true", "yes", "on")
 
 
 def is_here(url: str) -> bool:
@@ -152,11 +147,5 @@ def compute_dtype(dtype: Dtype = "auto") -> torch.dtype:
 if __name__ == "__main__":
     import torch
 
-    sys.exit(
-        unseen_gpu()
-        or (
-            None
-            if torch.cuda.is_available()
-            else "torch finds no GPU, nor does nvidia-smi; docker needs the NVIDIA container toolkit"
-        )
-    )
+    none = "torch finds no GPU, nor does nvidia-smi; docker needs the NVIDIA container toolkit"
+    sys.exit(None if torch.cuda.is_available() else unseen_gpu() or none)

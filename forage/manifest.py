@@ -54,9 +54,8 @@ def read_manifest(path: Path, way_out: str) -> dict[str, Any]:
 
 def read_manifest_as(kind: type[T], path: Path, way_out: str, **more: Any) -> T:
     """The parts, and `more`, as a dataclass; one line if a field is wrong."""
-    parts = read_manifest(path, way_out) | more
     try:
-        return typed(kind, parts)
+        return typed(kind, read_manifest(path, way_out) | more)
     except ValueError as error:
         raise UserError(f"{path} is damaged ({error}); {way_out}") from error
 

@@ -188,12 +188,7 @@ def read_episodes(path: Path) -> Iterator[Episode]:
     A cut-off last line is skipped; a broken line before it is an error.
     """
     packed = path.with_name(f"{path.name}.gz")
-    path = packed if packed.exists() else path
-    with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
-        for number, line in enumerate(_lines(file, path), 1):
-            if not line.endswith(b"\n"):
-                return
-            yield _episode(line, path, number)
+    yield from read_on(packed if packed.exists() else path, Place())[0]
 
 
 @dataclass(frozen=True)
@@ -218,15 +213,11 @@ def read_on(path: Path, place: Place) -> tuple[list[Episode], Place]:
             if not line.endswith(b"\n") or b"\0" in line:
                 break
             end, number = end + len(line), number + 1
-            episodes.append(_episode(line, path, number))
+            try:
+                episodes.append(from_json(line))
+            except ValueError as error:
+                raise UserError(f"{path}:{number}: not an episode ({error}); delete that line") from error
     return episodes, Place(end, number)
-
-
-def _episode(line: bytes, path: Path, number: int) -> Episode:
-    try:
-        return from_json(line)
-    except ValueError as error:
-        raise UserError(f"{path}:{number}: not an episode ({error}); delete that line") from error
 
 
 def _lines(file: Iterable[bytes], path: Path) -> Iterator[bytes]:
@@ -241,7 +232,10 @@ def _lines(file: Iterable[bytes], path: Path) -> Iterator[bytes]:
 
 def episode_files(folder: Path) -> list[Path]:
     """The .jsonl and .jsonl.gz files; only the compressed one of a pair, which a killed process leaves."""
-    return sorted(path for path in folder.glob("*.jsonl*") if path == _either(path))
+    packed = set(folder.glob("[!.]*.jsonl.gz"))
+    return sorted(
+        packed | {path for path in folder.glob("[!.]*.jsonl") if path.with_name(f"{path.name}.gz") not in packed}
+    )
 
 
 def compress(path: Path) -> None:
@@ -257,11 +251,3 @@ def compress(path: Path) -> None:
 def is_written(path: Path) -> bool:
     """Whether read_episodes finds the file, under its own name or compressed."""
     return path.is_file() or path.with_name(f"{path.name}.gz").is_file()
-
-
-def _either(path: Path) -> Path | None:
-    """Which file to read in the place of `path`; None for temporary files and the like."""
-    packed = path if path.suffix == ".gz" else path.with_name(f"{path.name}.gz")
-    if not packed.name.endswith(".jsonl.gz") or path.name.startswith("."):
-        return None
-    return packed if packed.exists() else path

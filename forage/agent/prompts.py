@@ -94,10 +94,11 @@ class ControlTokens:
     def __init__(self, tokenizer: Any, only: frozenset[int] | None = None) -> None:
         self._tokenizer = tokenizer
         added: dict[int, Any] = tokenizer.added_tokens_decoder
+        # No white space, nor single characters, as Gemma has among them; some vocabularies write a space as ▁.
         self.texts = {
             number: token.content
             for number, token in added.items()
-            if _is_markup(token.content) and (only is None or number in only)
+            if len(token.content.strip("▁ \t\r\n")) > 1 and (only is None or number in only)
         }
 
     def broken(self, text: str) -> str:
@@ -130,12 +131,6 @@ class ControlTokens:
         read = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
         pairs: Iterable[tuple[int, tuple[int, int]]] = zip(read["input_ids"], read["offset_mapping"], strict=True)
         return [(start, end) for token, (start, end) in pairs if token in self._watched and end > start]
-
-
-def _is_markup(text: str) -> bool:
-    """Whether a token is more than a single character or white space, which Gemma's added tokens hold too; some
-    vocabularies write a space as ▁."""
-    return len(text.strip("▁ \t\r\n")) > 1
 
 
 @lru_cache(maxsize=8)

@@ -200,7 +200,7 @@ class Reply:
 def outcome(thing):
     try:
         found = thing.read()
-    except (UserError, UnreadyError, chat_endpoint.NotNowError) as error:
+    except (UserError, UnreadyError) as error:
         return "one line" if "\n" not in str(error) else f"lines: {error}"
     except OSError as error:
         return "one line" if error.errno in UNWRITABLE else traceback.format_exc()

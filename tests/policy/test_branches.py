@@ -10,7 +10,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from forage.policy import logprobs
 from forage.policy.card import read_policy_card
 from forage.policy.logprobs import token_logprobs
-from forage.policy.packing import BRANCHES, Branch, Branches, attend_by_branches, pack, pack_trees
+from forage.policy.packing import BRANCHES, Branch, Branches, attend_by_branches, pack_trees
 from forage.policy.policy import load_policy
 
 
@@ -67,17 +67,6 @@ SMALL = {
     "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
     "num_key_value_heads": 4, "vocab_size": 64, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
 }  # fmt: skip
-
-
-@pytest.mark.parametrize("kind", ["llama", "qwen3", "olmo2"])
-def test_a_kind_of_model_scores_a_tree_as_it_scores_rows(kind):
-    torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **SMALL)).float().eval()
-    attend_by_branches(model)
-    assert model.config._attn_implementation == BRANCHES
-    rows = [SimpleNamespace(ids=ids, mask=(0, 0, 1, 1, 1)) for ids in ((5, 6, 7, 8, 9), (5, 6, 9, 9, 7))]
-    [tree], [plain] = pack_trees(rows, 100), pack(rows, 100)
-    torch.testing.assert_close(token_logprobs(model, tree), token_logprobs(model, plain))
 
 
 def test_a_model_that_does_not_hand_branches_on_gets_no_numbers(monkeypatch):

@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -91,18 +91,6 @@ def test_without_quantisation_the_base_stays_where_it_is(tiny, tmp_path, capsys)
     assert (config["r"], config["use_rslora"], config["use_dora"]) == (4, True, True)
     assert "lm_head" not in config["target_modules"]
     assert "parameters (" in capsys.readouterr().out
-
-
-def test_an_output_that_is_there_is_kept_unless_asked(tiny, tmp_path):
-    options = Options(base_model=str(tiny), output_dir=tmp_path / "policy", quantize=False)
-    main(options)
-    (tmp_path / "policy" / "mine.txt").write_text("x")
-    with pytest.raises(UserError, match=r"holds mine\.txt, which this script did not write; move that away"):
-        main(replace(options, overwrite=True))
-    (tmp_path / "policy" / "mine.txt").rename(tmp_path / "mine.txt")
-    (tmp_path / "policy" / "model.json").write_text("old")
-    main(replace(options, overwrite=True))
-    assert (tmp_path / "policy" / "model.json").read_text() != "old"
 
 
 def test_a_layer_that_the_base_lacks_is_told_in_one_line_and_leaves_nothing(tiny, tmp_path):
