@@ -156,15 +156,11 @@ class Episode:
 def to_json(episode: Episode) -> str:
     """One line."""
     row = {item.name: getattr(episode, item.name) for item in fields(Episode)}
-    row["turns"] = [asdict(turn) for turn in episode.turns]
-    row["searches"] = [asdict(search) for search in episode.searches]
-    row["uses"] = [asdict(use) for use in episode.uses]
-    row["earlier"] = [asdict(segment) for segment in episode.earlier]
-    for name in ("credits", "uses", "earlier", "worker", "server"):
-        if not row[name]:
+    for name in ("turns", "searches", "uses", "earlier"):
+        row[name] = [asdict(part) for part in row[name]]
+    for name in ("credits", "uses", "earlier", "worker", "server", "own_reward"):
+        if row[name] in ((), [], "", None):
             del row[name]
-    if episode.own_reward is None:
-        del row["own_reward"]
     return encodable(json.dumps(row, ensure_ascii=False))
 
 

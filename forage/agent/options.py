@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
@@ -11,9 +10,8 @@ from typing import Literal
 from forage.agent.prompts import TASK
 from forage.agent.tools import Spec, own_tools, specs_of
 from forage.errors import UserError, check_at_least_one, flag
-from forage.files import replacing
+from forage.manifest import read_manifest_as, write_manifest
 from forage.store.options import Fusion, Mode
-from forage.text import from_json, typed
 
 AGENT_FILE = "agent.json"
 Credit = Literal["episode", "words"]  # what a token answers for (rewards.py)
@@ -147,16 +145,11 @@ def same_settings(named: Sequence[tuple[str, AgentSettings]]) -> AgentSettings:
 
 
 def read_agent(folder: Path) -> AgentSettings:
-    path = folder / AGENT_FILE
-    try:
-        settings = typed(AgentSettings, from_json(path.read_bytes()))
-    except ValueError as error:
-        raise UserError(f"{path} can't be read ({error}); mend it, or delete it and give its options again") from error
+    way_out = "mend it, or delete it and give its options again"
+    settings = read_manifest_as(AgentSettings, folder / AGENT_FILE, way_out)
     settings.check()
     return settings
 
 
 def write_agent(settings: AgentSettings, folder: Path) -> None:
-    with replacing(folder / AGENT_FILE) as file:
-        json.dump(asdict(settings), file, indent=1)
-        file.write("\n")
+    write_manifest(folder / AGENT_FILE, asdict(settings))

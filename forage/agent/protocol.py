@@ -216,14 +216,10 @@ class Protocol:
         Found by rendering a conversation of placeholders.
         """
         result = tool_responses([RESULT_SLOT])  # Qwen3.5's drops the thoughts before any other message of a user
-        asked = self._render([{"role": "user", "content": QUESTION_SLOT}])
-        whole = self._render(
-            [
-                {"role": "user", "content": QUESTION_SLOT},
-                {"role": "assistant", "content": TURN_SLOT},
-                {"role": "user", "content": result},
-            ]
-        )
+        turn = {"role": "assistant", "content": TURN_SLOT}, {"role": "user", "content": result}
+        opening, more = self.opening(QUESTION_SLOT), {"tools": self.described_tools} if self.describes_tools else {}
+        asked = rendered(self.tokenizer, opening, **more)
+        whole = rendered(self.tokenizer, [*opening, *turn], **more)
         parts = re.split("|".join([QUESTION_SLOT, TURN_SLOT, result]), whole)
         if len(parts) != 4 or not whole.startswith(asked):
             name = self.tokenizer.name_or_path
@@ -238,11 +234,6 @@ class Protocol:
     def start(self) -> str:
         """What the template writes between a question and where the policy's turn begins."""
         return self._delimiters[1]
-
-    def _render(self, messages: list[dict[str, str]]) -> str:
-        """Render a conversation; the template itself describes the tools if it can, else the system prompt does."""
-        more = {"tools": self.described_tools} if self.describes_tools else {}
-        return rendered(self.tokenizer, [*self.opening(messages[0]["content"]), *messages[1:]], **more)
 
     def opening(self, question: str) -> list[dict[str, str]]:
         """The messages with which a conversation begins. Where a template has no system turn, the question says it."""

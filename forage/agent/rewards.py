@@ -65,10 +65,7 @@ def get_best_search(
     Example, searched for 100 chunks: the first search finds nothing, the second what answers at rank 10: .5, where
     get_mrr counts the chunks shown before.
     """
-    scores = [0.0] * len(episodes)
-    for number, _, place in _places(episodes, questions, searcher, depth):
-        scores[number] = max(scores[number], rank_score(place.rank, depth))
-    return scores
+    return _best(episodes, questions, searcher, depth, lambda _, place: rank_score(place.rank, depth))
 
 
 def get_search_gain(
@@ -81,10 +78,11 @@ def get_search_gain(
     first. Without a search nothing is found. Example: found at rank 10 (.5) where the question finds at rank 100 (0):
     (1 + .5) / 2 = .75.
     """
-    scores = [0.0] * len(episodes)
-    for number, search, place in _places(episodes, questions, searcher, depth):
-        shown_at = place.rank and place.rank + search * searcher.settings.k
-        scores[number] = max(scores[number], rank_score(shown_at, depth))
+
+    def score(before: int, place: Place) -> float:
+        return rank_score(place.rank and place.rank + before * searcher.settings.k, depth)
+
+    scores = _best(episodes, questions, searcher, depth, score)
     own = searcher.own_places(questions, depth)
     return [(1 + score - rank_score(raw.rank, depth)) / 2 for score, raw in zip(scores, own, strict=True)]
 
@@ -97,24 +95,28 @@ def get_search_margin(
     Ranks are the same for many queries, margins for hardly any two, so beside a reward for ranks this one tells apart
     what ranks alike. Example: scores 2 for what answers and 3 for another chunk: 2 / (2 + 3) = .4.
     """
-    margins = [0.0] * len(episodes)
-    for number, _, place in _places(episodes, questions, searcher, depth):
-        margins[number] = max(margins[number], place.margin)
-    return margins
+    return _best(episodes, questions, searcher, depth, lambda _, place: place.margin)
 
 
-def _places(
-    episodes: Sequence[Episode], questions: Sequence[Question], searcher: Searcher, depth: int
-) -> Iterator[tuple[int, int, Place]]:
-    """(episode's number, search's number in it, what it found) of every search whose results were read."""
+def _best(
+    episodes: Sequence[Episode], questions: Sequence[Question], searcher: Searcher, depth: int,
+    score: Callable[[int, Place], float],
+) -> list[float]:  # fmt: skip
+    """The best score of each episode's searches, of those whose results were read; 0 without any.
+
+    `score` is given the number of searches before, and what this one found.
+    """
     searches = [
-        (number, place, search.query)
+        (number, before, search.query)
         for number, episode in enumerate(episodes)
-        for place, search in enumerate(episode.read_searches)
+        for before, search in enumerate(episode.read_searches)
     ]
     asked = [questions[number] for number, _, _ in searches]
     found = searcher.places(asked, [query for _, _, query in searches], depth)
-    return ((number, search, place) for (number, search, _), place in zip(searches, found, strict=True))
+    scores = [0.0] * len(episodes)
+    for (number, before, _), place in zip(searches, found, strict=True):
+        scores[number] = max(scores[number], score(before, place))
+    return scores
 
 
 def rank_score(rank: int | None, depth: int) -> float:

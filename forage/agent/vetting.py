@@ -54,7 +54,9 @@ class Vetting:
         for episode in episodes:
             if found := self.foreign(episode):
                 raise UserError(f"{path}: episode {episode.id} {found}")
-        if held := [episode for episode in episodes if self.is_held_out(episode)]:
+        # By a question's id, or in the same words, as in a file that was made from another data set.
+        held = [e for e in episodes if {e.question_id, asked_in(e, self.protocol)} & self._held_out]
+        if held:
             raise UserError(
                 f"{path}: {len(held)} of its {len(episodes)} episodes answer questions of eval.jsonl, such as "
                 f"{held[0].question_id}; learning from them would spoil every evaluation, so delete those lines"
@@ -104,10 +106,6 @@ class Vetting:
         """The ids of the held-out questions, and their keys as a prompt shows them."""
         keys = {question_key(self.protocol.harmless(question.question)) for question in self.held_out}
         return ({question.id for question in self.held_out} | keys) - {""}
-
-    def is_held_out(self, episode: Episode) -> bool:
-        """By its question's id, or in the same words, as in a file that was made from another data set."""
-        return episode.question_id in self._held_out or asked_in(episode, self.protocol) in self._held_out
 
 
 def asked_in(episode: Episode, protocol: Protocol) -> str | None:

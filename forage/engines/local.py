@@ -297,16 +297,15 @@ class Active:
 class LocalEngine(Engine):
     """Samples with a causal language model, whose layers may have sliding windows; it owns the model.
 
-    `frees`: keys and values are given back whenever no episode is being played; without, they are kept for the next.
-    Left open, that is so on a GPU, where an update may need the room.
+    On a GPU, where an update may need the room, keys and values are given back whenever no episode is being played;
+    elsewhere they are kept for the next.
     """
 
-    def __init__(self, model: Any, slots: int = SLOTS, *, frees: bool | None = None) -> None:
+    def __init__(self, model: Any, slots: int = SLOTS) -> None:
         check_attention(model)
         self.model = model.eval().requires_grad_(False)
         self.model.set_attn_implementation(ATTENTION)
         self.adapter = "base"
-        self.frees = model.get_input_embeddings().weight.is_cuda if frees is None else frees
         self.slots = [Slot(number) for number in range(slots)]
         self._cache = SlotCache(model.config, slots)
         self._hooks: list[RemovableHandle] = []
@@ -372,7 +371,8 @@ class LocalEngine(Engine):
 
     def _free_idle(self) -> None:
         """Give the keys and values back if nothing is being played."""
-        if self.frees and not (self._waiting or self._active or any(slot.episode for slot in self.slots)):
+        on_gpu = self.model.get_input_embeddings().weight.is_cuda
+        if on_gpu and not (self._waiting or self._active or any(slot.episode for slot in self.slots)):
             for slot in self.slots:
                 slot.ids = []
             self._cache.drop()

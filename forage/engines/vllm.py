@@ -76,7 +76,6 @@ class VLLMEngine(Engine):
         self._served: dict[str, Served] = {}
         self._plain: dict[httpx.AsyncClient, Sample] = {}  # what each server's base answers to COMPARED
         self._laid_down: set[httpx.AsyncClient] = set()  # servers that sleep by this engine's word
-        self._waited: set[httpx.AsyncClient] = set()  # servers that were found asleep
         headers = {"Authorization": f"Bearer {options.api_key}"} if options.api_key else {}
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
         more: dict[str, Any] = {"headers": headers, "timeout": options.timeout, "limits": limits}
@@ -137,14 +136,7 @@ class VLLMEngine(Engine):
             await self._check_sleep_mode(client)
             await self._put(client, asleep=False)
         elif await self._asleep(client):
-            if client not in self._waited:
-                self._waited.add(client)
-                print(
-                    f"{client.base_url} is asleep: waiting until the trainer that put it to sleep wakes it; if that "
-                    f"was killed: {waking(client)}",
-                    flush=True,
-                )
-            raise UnreadyError("it is asleep")
+            raise UnreadyError(f"asleep until its trainer wakes it; if that was killed: {waking(client)}")
 
     async def _probe(self, client: httpx.AsyncClient) -> None:
         """Refuse a server whose log-probabilities are not those of the distribution that it samples from."""
