@@ -332,9 +332,15 @@ def run_script(
     stand for those that are left out. A UserError, or a place that can't be written to, ends the script with
     one line and status 1.
     """
+    options, arguments, presets = next(iter(get_type_hints(main).values())), sys.argv[1:], presets or {}
     try:
         with sigterm_unwinds():
-            run(main, sys.argv[1:], description or "", top, presets or {}, begun)
+            if {"-h", "--help", "--help-all"} & set(arguments):
+                signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # so that `--help-all | head` ends quietly
+                print(help_for(options, arguments, description or "", top, presets))
+            else:
+                given = expanded(arguments, presets)
+                main(resumed(options, given, begun) if begun else parse(options, given))
     except UserError as error:
         sys.exit(f"error: {one_line(without_passwords(str(error)))}")
     except OSError as error:
@@ -375,19 +381,6 @@ def sigterm_unwinds() -> Iterator[None]:
     finally:
         signal.signal(signal.SIGTERM, before)
         signal.signal(signal.SIGINT, interrupt)
-
-
-def run(
-    main: Callable[..., Any], arguments: Sequence[str], description: str = "", top: Sequence[str] = (),
-    presets: Mapping[str, Mapping[str, Any]] | None = None, begun: Callable[[Any], Path] | None = None,
-) -> None:  # fmt: skip
-    options = next(iter(get_type_hints(main).values()))
-    if {"-h", "--help", "--help-all"} & set(arguments):
-        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # so that `--help-all | head` ends quietly
-        print(help_for(options, arguments, description, top, presets or {}))
-    else:
-        given = expanded(arguments, presets or {})
-        main(resumed(options, given, begun) if begun else parse(options, given))
 
 
 def resumed(options: type, arguments: Sequence[str], begun: Callable[[Any], Path]) -> Any:

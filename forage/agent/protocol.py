@@ -20,7 +20,7 @@ from functools import cached_property
 from typing import Any
 
 from forage.agent.options import AgentSettings
-from forage.agent.prompts import RULE, TASK, ControlTokens, control_tokens, rendered, worded
+from forage.agent.prompts import RULE, TASK, control_tokens, rendered, worded
 from forage.agent.tools import SEARCH, Spec, example_call, fits, shape
 from forage.errors import UserError
 from forage.text import encodable, encodable_values, titled
@@ -283,7 +283,7 @@ class Protocol:
     def end_of_turn(self) -> int:
         """The token that ends a turn of the policy."""
         first: int = self.encode(self._delimiters[2])[0]
-        if first not in self._control.texts:
+        if first not in control_tokens(self.tokenizer).texts:
             name = self.tokenizer.name_or_path
             raise UserError(f"the chat template of {name} does not end turns with a special token; use another model")
         return first
@@ -303,10 +303,6 @@ class Protocol:
         return (self.end_of_turn,) if eos in (None, self.end_of_turn) else (self.end_of_turn, eos)
 
     @cached_property
-    def _control(self) -> ControlTokens:
-        return control_tokens(self.tokenizer)
-
-    @cached_property
     def turn_tokens(self) -> frozenset[int]:
         """Tokens that a turn must not contain before its end: special ones, and those that begin and end turns.
 
@@ -314,7 +310,7 @@ class Protocol:
         """
         around = (token for text in self._delimiters[1:4] for token in self.encode(text))
         return frozenset(self.tokenizer.all_special_ids).union(
-            token for token in around if token in self._control.texts
+            token for token in around if token in control_tokens(self.tokenizer).texts
         )
 
     @cached_property
@@ -365,7 +361,7 @@ class Protocol:
 
     def harmless(self, text: str) -> str:
         """Text without tags and control tokens: each gets a space after its first character."""
-        return self._control.broken(TAG.sub(parted, " ".join(encodable(text).split())))
+        return control_tokens(self.tokenizer).broken(TAG.sub(parted, " ".join(encodable(text).split())))
 
     def text(self, ids: Sequence[int]) -> str:
         """A turn's tokens as text, without the end of turn."""
