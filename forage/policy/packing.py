@@ -60,26 +60,23 @@ class Branches:
     """What attention over a tree needs in each layer. One object, since libraries that shard look into tuples."""
 
     parts: tuple[Branch, ...]
-    unseen: tuple[Tensor, ...]
-    """For each branch what is added to its scores: 0, or minus infinity. None on a GPU, whose kernels are causal."""
+    dtype: torch.dtype | None
+    """Of masks; None on a GPU, whose kernels are causal."""
     masks: dict[int, tuple[Tensor, ...]] = field(default_factory=dict)
-    """`unseen` for so many heads at once, made once, since the backward pass keeps what each layer was given."""
-
-    @classmethod
-    def of(cls, parts: Sequence[Branch], dtype: torch.dtype, *, on_gpu: bool = False) -> Branches:
-        seen = [] if on_gpu else [branch.seen_PQ for branch in parts]
-        return cls(
-            tuple(parts), tuple(torch.zeros(each.shape, dtype=dtype).masked_fill_(~each, -torch.inf) for each in seen)
-        )
+    """For each branch what is added to the scores of so many heads at once: 0, or minus infinity. Made once, since the
+    backward pass keeps what each layer was given."""
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
         """(1, heads, nodes, width) of queries, and of keys and values with as many heads or fewer."""
         lengths = [branch.end - branch.start for branch in self.parts]
         owns = torch.split(query, lengths, dim=2)
         ways = [(on_way(key, branch), on_way(value, branch)) for branch in self.parts]
-        if self.unseen:
+        if self.dtype:
             if (times := query.shape[1] // key.shape[1]) not in self.masks:
-                self.masks[times] = tuple(unseen_PQ.repeat(times, 1) for unseen_PQ in self.unseen)
+                seen = [branch.seen_PQ.repeat(times, 1) for branch in self.parts]
+                self.masks[times] = tuple(
+                    torch.zeros(each.shape, dtype=self.dtype).masked_fill_(~each, -torch.inf) for each in seen
+                )
             found = [
                 grouped_attention(own, *way, mask, scale)
                 for own, way, mask in zip(owns, ways, self.masks[times], strict=True)

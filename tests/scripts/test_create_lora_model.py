@@ -13,7 +13,7 @@ from create_lora_model import Options, main
 from forage.errors import UserError
 from forage.policy.base_models import base_digest
 from forage.policy.card import AdapterOptions, read_policy_card
-from forage.policy.policy import load_base, load_policy, load_tokenizer
+from forage.policy.policy import load_tokenizer
 from tests.factories import tiny_llama
 
 
@@ -42,17 +42,11 @@ def tiny(tmp_path_factory, model_folder):
     return folder
 
 
-def test_the_base_is_nf4_and_the_fresh_adapter_changes_nothing(created):
+def test_the_base_is_nf4(created):
     config = json.loads((created.policy / "base" / "config.json").read_text())["quantization_config"]
     assert (config["bnb_4bit_quant_type"], config["bnb_4bit_use_double_quant"]) == ("nf4", True)
     assert config["bnb_4bit_quant_storage"] == "uint8"  # vLLM reads nothing else
-    card = read_policy_card(created.policy)
-    tokenizer = load_tokenizer(card)
-    base = load_base(card)
-    ids = tokenizer("The heart pumps", return_tensors="pt")["input_ids"] % base.config.vocab_size
-    with torch.no_grad():
-        torch.testing.assert_close(load_policy(card).eval()(ids).logits, base(ids).logits)
-    assert tokenizer.chat_template
+    assert load_tokenizer(read_policy_card(created.policy)).chat_template
 
 
 def test_model_json_names_the_full_base(created):
