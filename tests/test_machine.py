@@ -56,9 +56,7 @@ def test_bf16_only_where_the_processor_computes_in_it_and_a_gain_where_it_multip
 @pytest.mark.parametrize(
     ("driver", "cuda", "says"),
     [
-        ("570.86.15", "13.0", "driver is 570.86.15, and torch's CUDA 13.0 needs 580 or newer"),
-        ("580.65.06", "13.0", "torch sees no GPU, though nvidia-smi lists one"),
-        ("570.86.15", "12.9", "torch sees no GPU, though nvidia-smi lists one"),
+        ("570.86.15", "13.0", "If driver 570.86.15 is too old for torch's CUDA 13.0, update it"),
         ("580.65.06", None, "torch 2.13.0+cpu has no CUDA; build the image"),
     ],
 )
