@@ -28,7 +28,7 @@ from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from types import NoneType
-from typing import Annotated, Any, Literal, NoReturn, TypeVar, cast, get_args, get_origin, get_type_hints
+from typing import Any, Literal, NoReturn, TypeVar, cast, get_args, get_origin, get_type_hints
 
 from forage.errors import UserError, first_line
 from forage.machine import is_here
@@ -89,7 +89,9 @@ def parse(options: Any, arguments: Sequence[str], command: str = "") -> Any:
     found, strays = parser.parse_known_args([_dashed(argument) for argument in arguments])
     for stray in strays:
         name = stray.partition("=")[0]
-        near = _nearest(name, parser._option_string_actions)
+        names = parser._option_string_actions
+        # At most two that begin like it, or else the one that looks most like it.
+        near = [each for each in names if each.startswith(name)][:2] or get_close_matches(name, names, n=1)
         wrong = f"{name} is no option" if stray.startswith("-") else f"{stray} belongs to no option"
         parser.error(f"{wrong}; did you mean {' or '.join(near)}?" if near else wrong)
     given = {name: value for name, value in vars(found).items() if value is not None}
@@ -171,15 +173,6 @@ def _filled(options: type, values: Mapping[str, Any], default: Any) -> Any:
     return options(**given) if default is MISSING else replace(default, **given)
 
 
-def _nearest(flag: str, names: Iterable[str]) -> list[str]:
-    """The names that were probably meant: at most two that begin like it, or else the one that looks most like it.
-
-    Example: --lora gives --lora-model, --ouput-dir gives --output-dir.
-    """
-    longer = [name for name in names if name.startswith(flag)]
-    return longer[:2] or get_close_matches(flag, names, n=1)
-
-
 # Flags
 
 
@@ -202,17 +195,12 @@ def flags_of(options: type, defaults: object = MISSING, group: str = "") -> Iter
         if is_dataclass(hint):
             yield from flags_of(hint, default)  # type: ignore[arg-type]
         else:
-            name = _flag_name(each.name, marked[each.name])
-            help = texts.get(each.name, "")
-            trust = TRUST in getattr(marked[each.name], "__metadata__", ())
-            yield Flag(name, _metavar(hint), help, _default_text(default), group, each.name, hint, trust)
-
-
-def _flag_name(name: str, marked: Any) -> str:
-    """Example: --max-steps, --[no-]pool, or RUN_DIR for a positional argument."""
-    if get_origin(marked) is Annotated and POSITIONAL in marked.__metadata__:
-        return name.upper()
-    return ("--[no-]" if _without_none(marked) is bool else "--") + name.replace("_", "-")
+            marks = getattr(marked[each.name], "__metadata__", ())
+            name = ("--[no-]" if _without_none(hint) is bool else "--") + each.name.replace("_", "-")
+            yield Flag(
+                each.name.upper() if POSITIONAL in marks else name, _metavar(hint), texts.get(each.name, ""),
+                _default_text(default), group, each.name, hint, TRUST in marks,
+            )  # fmt: skip
 
 
 def _default_of(each: Field[Any]) -> Any:
@@ -289,15 +277,13 @@ def help_text(
 
 
 def _section(heading: str, flags: Iterable[Flag]) -> str:
-    lines = [_entry(f"{flag.name} {flag.value}", flag.help, flag.default) for flag in flags]
-    return "\n".join([f"{heading}:", *lines])
-
-
-def _entry(left: str, text: str, default: str) -> str:
-    width, indent = min(shutil.get_terminal_size((100, 24)).columns, 100), " " * 30
-    left, text = f"  {left}".rstrip(), f"{text.removesuffix('.')} ({default})" if default else text
-    right = textwrap.fill(text, width, initial_indent=indent, subsequent_indent=indent)
-    return f"{left}\n{right}" if len(left) > 28 else f"{left:30}{right[30:]}"
+    width, indent, lines = min(shutil.get_terminal_size((100, 24)).columns, 100), " " * 30, [f"{heading}:"]
+    for flag in flags:
+        left = f"  {flag.name} {flag.value}".rstrip()
+        text = f"{flag.help.removesuffix('.')} ({flag.default})" if flag.default else flag.help
+        right = textwrap.fill(text, width, initial_indent=indent, subsequent_indent=indent)
+        lines.append(f"{left}\n{right}" if len(left) > 28 else f"{left:30}{right[30:]}")
+    return "\n".join(lines)
 
 
 # What users bring
@@ -346,9 +332,15 @@ def run_script(
     stand for those that are left out. A UserError, or a place that can't be written to, ends the script with
     one line and status 1.
     """
+    options, arguments, presets = next(iter(get_type_hints(main).values())), sys.argv[1:], presets or {}
     try:
         with sigterm_unwinds():
-            run(main, sys.argv[1:], description or "", top, presets or {}, begun)
+            if {"-h", "--help", "--help-all"} & set(arguments):
+                signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # so that `--help-all | head` ends quietly
+                print(help_for(options, arguments, description or "", top, presets))
+            else:
+                given = expanded(arguments, presets)
+                main(resumed(options, given, begun) if begun else parse(options, given))
     except UserError as error:
         sys.exit(f"error: {one_line(without_passwords(str(error)))}")
     except OSError as error:
@@ -389,19 +381,6 @@ def sigterm_unwinds() -> Iterator[None]:
     finally:
         signal.signal(signal.SIGTERM, before)
         signal.signal(signal.SIGINT, interrupt)
-
-
-def run(
-    main: Callable[..., Any], arguments: Sequence[str], description: str = "", top: Sequence[str] = (),
-    presets: Mapping[str, Mapping[str, Any]] | None = None, begun: Callable[[Any], Path] | None = None,
-) -> None:  # fmt: skip
-    options = next(iter(get_type_hints(main).values()))
-    if {"-h", "--help", "--help-all"} & set(arguments):
-        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # so that `--help-all | head` ends quietly
-        print(help_for(options, arguments, description, top, presets or {}))
-    else:
-        given = expanded(arguments, presets or {})
-        main(resumed(options, given, begun) if begun else parse(options, given))
 
 
 def resumed(options: type, arguments: Sequence[str], begun: Callable[[Any], Path]) -> Any:

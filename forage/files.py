@@ -74,14 +74,6 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def sync_tree(folder: Path) -> None:
-    """Wait until everything in a folder is on the disk, but for the folder's own name."""
-    for path in folder.rglob("*"):
-        if not path.is_symlink():
-            sync(path)
-    sync(folder)
-
-
 def make_folder(folder: Path) -> None:
     """Make a folder and its missing parents, on the disk by name."""
     missing = [path for path in (folder, *folder.parents) if not path.exists()]
@@ -166,7 +158,10 @@ def replacing_folder(folder: Path, *, overwrite: bool = False) -> Iterator[Path]
         partial.chmod(0o755)
         for path in partial.rglob("*"):
             path.chmod(0o755 if path.is_dir() else 0o644)
-        sync_tree(partial)
+        for path in partial.rglob("*"):
+            if not path.is_symlink():
+                sync(path)
+        sync(partial)
         _put(partial, folder, overwrite=overwrite)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
@@ -233,14 +228,6 @@ def hidden_beside(folder: Path) -> Path:
 
 def aside_of(folder: Path) -> Path:
     return folder.with_name(f".{folder.name}.aside{OURS}")
-
-
-def restore_aside(folder: Path) -> None:
-    """Give a folder its name back if it stood aside for one that never came."""
-    aside = aside_of(folder)
-    if aside.exists() and not folder.exists():
-        aside.rename(folder)
-        sync(folder.parent)
 
 
 def remove_folder(folder: Path) -> None:
@@ -451,8 +438,10 @@ def clear_half_written(folder: Path, name: str = "") -> None:
     for path in list(folder.glob(".*")):
         half = HALF_MADE.fullmatch(path.name)
         if half and name in ("", half["name"]):
-            restore_aside(folder / half["name"])
-            if path.is_dir():
+            if path == aside_of(whole := folder / half["name"]) and not whole.exists():
+                path.rename(whole)
+                sync(folder)
+            elif path.is_dir():
                 shutil.rmtree(path, ignore_errors=True)  # what can't be removed now is cleared at the next start
             else:
                 path.unlink(missing_ok=True)

@@ -35,7 +35,7 @@ def hub_reachable(timeout: float = 5.0) -> bool:
     """True if the hub (or the mirror in HF_ENDPOINT) answers at all; HF_HUB_OFFLINE=1 says no without asking."""
     import httpx
 
-    if hub_switched_off():
+    if os.environ.get("HF_HUB_OFFLINE", "").lower() in ("1", "true", "yes", "on"):
         return False
     address = os.environ.get("HF_ENDPOINT", "https://huggingface.co")
     try:
@@ -46,11 +46,6 @@ def hub_reachable(timeout: float = 5.0) -> bool:
     except httpx.TransportError:
         return False
     return True
-
-
-def hub_switched_off() -> bool:
-    """Whether HF_HUB_OFFLINE says not to ask the hub."""
-    return os.environ.get("HF_HUB_OFFLINE", "").lower() in ("1", "true", "yes", "on")
 
 
 def is_here(url: str) -> bool:
@@ -87,7 +82,6 @@ def gains_by_bf16(device: str) -> bool:
 
 
 PATIENCE = 3.0  # seconds for a command
-DRIVERS = {12: 525, 13: 580}  # oldest driver for each CUDA, by NVIDIA's table of minor versions that fit
 
 
 def unseen_gpu() -> str:
@@ -105,23 +99,16 @@ def unseen_gpu() -> str:
 
 
 def why_unseen(driver: str, cuda: str | None, torch_version: str) -> str:
-    """Example: ("570.86.15", "13.0", "2.13.0") is a driver that is too old, as CUDA 13 needs 580."""
+    """Example: of ("570.86.15", "13.0", "2.13.0"), maybe that the driver is too old for CUDA 13.0."""
     if cuda is None:
         return (
             f"torch {torch_version} has no CUDA; build the image with it: docker compose build (without containers: "
             "scripts/install_torch.sh .venv/bin/python cuda)"
         )
-    oldest = DRIVERS.get(int(cuda.partition(".")[0]), max(DRIVERS.values()))
-    version = driver.partition(".")[0]
-    if version.isdecimal() and int(version) < oldest:
-        return (
-            f"NVIDIA's driver is {driver}, and torch's CUDA {cuda} needs {oldest} or newer; update the driver, or "
-            "install this version of torch built for an older CUDA (pytorch.org), and vLLM likewise (its images of an "
-            "older CUDA end in -cu129)"
-        )
     return (
-        f"torch sees no GPU, though nvidia-smi lists one (driver {driver}); torch's warning "
-        "above says why, or CUDA_VISIBLE_DEVICES names another"
+        "torch sees no GPU, though nvidia-smi lists one; torch's warning above says why, or CUDA_VISIBLE_DEVICES names "
+        f"another. If driver {driver} is too old for torch's CUDA {cuda}, update it, or install torch and vLLM built "
+        "for an older CUDA (pytorch.org; vLLM's images end in -cu129)"
     )
 
 
@@ -152,11 +139,5 @@ def compute_dtype(dtype: Dtype = "auto") -> torch.dtype:
 if __name__ == "__main__":
     import torch
 
-    sys.exit(
-        unseen_gpu()
-        or (
-            None
-            if torch.cuda.is_available()
-            else "torch finds no GPU, nor does nvidia-smi; docker needs the NVIDIA container toolkit"
-        )
-    )
+    none = "torch finds no GPU, nor does nvidia-smi; docker needs the NVIDIA container toolkit"
+    sys.exit(None if torch.cuda.is_available() else unseen_gpu() or none)

@@ -54,9 +54,8 @@ def read_manifest(path: Path, way_out: str) -> dict[str, Any]:
 
 def read_manifest_as(kind: type[T], path: Path, way_out: str, **more: Any) -> T:
     """The parts, and `more`, as a dataclass; one line if a field is wrong."""
-    parts = read_manifest(path, way_out) | more
     try:
-        return typed(kind, parts)
+        return typed(kind, read_manifest(path, way_out) | more)
     except ValueError as error:
         raise UserError(f"{path} is damaged ({error}); {way_out}") from error
 
@@ -147,13 +146,11 @@ def made_of(function: Any) -> str:
 
     Example: partial(f, scale=2) differs from partial(f, scale=3) and partial(g, scale=2). What f does is in its file.
     """
-    return digest("\n".join(map(named, behind(function))).encode())
-
-
-def named(part: Any) -> str:
-    """A plain value, or the file and the name of a function or a class."""
-    name = f"{getattr(source_file(part), 'name', '')}:{getattr(part, '__qualname__', type(part).__qualname__)}"
-    return repr(part) if isinstance(part, PLAIN) else name
+    words = []
+    for part in behind(function):
+        name = f"{getattr(source_file(part), 'name', '')}:{getattr(part, '__qualname__', type(part).__qualname__)}"
+        words.append(repr(part) if isinstance(part, PLAIN) else name)
+    return digest("\n".join(words).encode())
 
 
 def behind(thing: Any, inside: tuple[Any, ...] = ()) -> Iterator[Any]:

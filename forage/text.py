@@ -89,7 +89,7 @@ def whole_words(text: str) -> str:
 
 def count_words(text: str) -> int:
     """The number of words between spaces, a character of an unspaced script counting as one."""
-    return len(_spaced(text).split())
+    return len(COUNTED.findall(text))
 
 
 def cut_to_words(text: str, most: int) -> str:
@@ -113,10 +113,6 @@ def body_of(answer: str) -> str:
 def first_words(answer: str, words: int) -> str:
     """The first words of an answer, after its headings. Example: "What is gout? A joint hurts.", 2 words: "A joint"."""
     return " ".join(body_of(answer).split()[:words])
-
-
-def _spaced(text: str) -> str:
-    return text if text.isascii() else UNSPACED_CHARACTER.sub(r" \g<0> ", text)
 
 
 def encodable(text: str) -> str:

@@ -8,7 +8,6 @@ A name is a sharding, with +OFFLOAD and -FORM where wanted: zero3, zero3+all, ze
 
 import json
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -21,15 +20,10 @@ from forage.grpo.learner import Learner
 from forage.grpo.sharding import ShardedLearner
 from forage.policy.packing import pack, pack_trees
 from forage.processes import join_processes
+from tests.factories import Sequence
 
 RATE, MAX_NORM = 0.01, 0.5
 TOTAL = 40
-
-
-@dataclass(frozen=True)
-class Tokens:
-    ids: tuple
-    mask: tuple
 
 
 def tiny_policy(seed=1, *, checkpointing=True, four_bit=None):
@@ -64,7 +58,7 @@ def micro_batches(step):
     batches = []
     for group in lengths:
         ids = [tuple(torch.randint(1, 61, (length,), generator=draw).tolist()) for length in group]
-        batches += pack([Tokens(row, (0, 0) + (1,) * (len(row) - 2)) for row in ids], budget=100)
+        batches += pack([Sequence(row, (0, 0) + (1,) * (len(row) - 2)) for row in ids], budget=100)
     return batches
 
 
@@ -84,7 +78,7 @@ def prompt_updates(learner, packing=pack_trees):
         batches = []
         for lengths in ((9, 4, 6, 3), (9, 2, 3, 2), (5, 7, 8, 6)):
             prompt, *rests = (torch.randint(1, 61, (length,), generator=draw).tolist() for length in lengths)
-            rows = [Tokens((*prompt, *rest), (0,) * len(prompt) + (1,) * len(rest)) for rest in rests]
+            rows = [Sequence((*prompt, *rest), (0,) * len(prompt) + (1,) * len(rest)) for rest in rests]
             batches += packing(rows, budget=300)
         assert len(batches) == 3
         share = learner.shard(batches)

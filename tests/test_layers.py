@@ -1,7 +1,6 @@
 """The house keeps its order: a folder of forage/ is a layer, and imports only from itself and from layers above it."""
 
 import graphlib
-from pathlib import Path
 
 import pytest
 
@@ -92,15 +91,3 @@ def test_the_road_knows_no_room_beside_it():
 def test_no_script_is_imported_for_its_machinery(script):
     others = {(script, other) for other in IMPORTS[script] if other in SCRIPTS}
     assert others <= EDITED_BY_USERS
-
-
-def test_what_the_rules_would_catch(tmp_path):
-    """The reading of imports sees `import a.b`, `from a import b` for a module b, and imports inside functions."""
-    file = tmp_path / "file.py"
-    file.write_text(
-        "import forage.files\nfrom forage import errors\ndef late():\n    from forage.arguments import run_script"
-    )
-    assert sorted(imported(file.read_text(), MODULES)) == ["forage.arguments", "forage.errors", "forage.files"]
-    assert folder_of("forage.data.scraping.page") == "data.scraping"
-    assert LEVEL["grpo"] > LEVEL["rollout"] > LEVEL["agent"] > LEVEL["store"] > LEVEL["data"] > LEVEL["base"]
-    assert isinstance(ROOT, Path)

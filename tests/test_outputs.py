@@ -6,11 +6,9 @@ import sys
 
 import pytest
 
-from forage.agent.episode import append_episodes
 from forage.errors import UserError
 from forage.files import check_apart, check_files_apart, check_replaceable
 from tests import ROOT
-from tests.factories import EPISODE
 from tests.here import run_here
 from tests.tiny_rewriter import make_tiny as make_tiny_rewriter
 
@@ -25,10 +23,6 @@ def inputs(tiny, tmp_path_factory):
     shutil.copytree(folder / "data" / "data", folder / "data" / "rewriter", dirs_exist_ok=True)
     shutil.move(folder / "data" / "model", folder / "lm")
     (folder / "lm" / ".query_rewriter").touch()  # as if train_ppo.py had made it
-    (folder / "warm").mkdir()
-    shutil.copytree(folder / "policy", folder / "warm", dirs_exist_ok=True)
-    (folder / "warm" / "config.json").write_text("{}")
-    append_episodes(folder / "best.jsonl", [EPISODE])
     (folder / "documents.jsonl").write_text('{"id": "d", "title": "t", "text": "words"}\n')
     (folder / "stored").mkdir()
     shutil.copy(folder / "documents.jsonl", folder / "stored" / "chunks.jsonl")
@@ -50,15 +44,8 @@ def contents(folder):
 SFT = ["sft_train.py", "--data", "data", "--policy", "policy", "--overwrite", "--output-dir"]
 CREATE = ["create_lora_model.py", "--base-model", "base", "--no-quantize", "--overwrite", "--output-dir"]
 MERGE = [
-    "merge_lora.py",
-    "--lora-model",
-    "policy",
-    "--base-model",
-    "base",
-    "--no-prove",
-    "--overwrite",
-    "--output-path",
-]
+    "merge_lora.py", "--lora-model", "policy", "--base-model", "base", "--no-prove", "--overwrite", "--output-path",
+]  # fmt: skip
 GRPO = ["grpo_train.py", "--data", "data", "--policy", "policy", "--engine", "local", "--mode", "sparse", "--run-dir"]
 ROLLOUT = ["grpo_rollout.py", *GRPO[1:]]
 PPO = ["train_ppo.py", "--data", "data/rewriter", "--base-model", "lm"]
@@ -67,10 +54,8 @@ LIBRARY = ["-m", "forage.extras.planning.library", "runs", "--data", "data", "--
 ATTACKS = [
     # the output is an input, by its name or by a link
     ([*SFT, "policy"], "--output-dir policy is --policy, which would be written over"),
-    (["sft_train.py", "--data", "data", "--policy", "warm", "--overwrite", "--output-dir", "warm"], "is --policy"),
     ([*CREATE, "base"], "has no model.json"),
     ([*MERGE, "base"], "is the base or adapter"),
-    ([*GRPO, "policy"], "--run-dir policy is --policy"),
     ([*GRPO, "link"], "is --policy"),
     ([*ROLLOUT, "policy"], "is --policy"),
     (["nano_grpo.py", "--data", "data", "--policy", "policy", "--output-dir", "policy"], "is --policy"),
@@ -95,7 +80,7 @@ ATTACKS = [
      "stored holds chunks.jsonl, but no store.json, so it is no store"),
     (["-m", "forage.policy.served_base", "policy", "mine"], "mine is there already and no link"),
 ]  # fmt: skip
-PATHS = {"data", "policy", "base", "lm", "link", "warm", "mine", "beir", "stored", "best.jsonl", "documents.jsonl", "."}
+PATHS = {"data", "policy", "base", "lm", "link", "mine", "beir", "stored", "documents.jsonl", "."}
 
 
 @pytest.mark.parametrize(("command", "says"), ATTACKS, ids=[" ".join(command) for command, _ in ATTACKS])

@@ -80,14 +80,6 @@ def test_a_folder_is_made_by_one_process_at_a_time_and_not_twice(tmp_path):
     assert names(policy) == ["other"]
 
 
-def test_what_stood_aside_when_a_process_was_killed_takes_its_name_again(tmp_path):
-    (tmp_path / ".policy.aside.forage").mkdir()
-    (tmp_path / ".policy.aside.forage" / "old").touch()
-    with pytest.raises(UserError, match="meanwhile"), making_folder(tmp_path / "policy"):
-        pass
-    assert names(tmp_path) == ["policy", "policy/old"]
-
-
 def test_an_emptied_folder_stays_locked(tmp_path):
     (tmp_path / "state" / "000001").mkdir(parents=True)
     (tmp_path / "stats.jsonl").touch()

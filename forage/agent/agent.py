@@ -10,7 +10,7 @@ import asyncio
 import copy
 import hashlib
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -91,9 +91,6 @@ class EpisodeBuilder:
         """Reserve a place, so that searches stay in the order of their calls, whichever returns first."""
         self.searches.append(Search(len(self.turns) - 1, query))
         return len(self.searches) - 1
-
-    def fill_search(self, number: int, hits: Iterable[Found]) -> None:
-        self.searches[number] = replace(self.searches[number], hits=tuple(hit.chunk_id for hit in hits))
 
     def drop_results(self, turn: int) -> None:
         """Remove what a turn's searches and other calls found."""
@@ -276,12 +273,11 @@ class Agent:
 
     def read(self, ids: Sequence[int], opening: str = "") -> Reading:
         """Read a turn: an opening that the policy was given, then the tokens it sampled."""
-        text = opening + self.protocol.text(ids)
-        limits = {"max_calls": self.settings.max_calls, "max_query": self.settings.max_query}
-        reading = read_turn(text, **limits, tools=self.protocol.tools)
-        if self.protocol.forges(ids):
-            return Reading(reading.calls, reading.answer, (*reading.faults, "control_token"))
-        return reading
+        reading = read_turn(
+            opening + self.protocol.text(ids), max_calls=self.settings.max_calls, max_query=self.settings.max_query,
+            tools=self.protocol.tools,
+        )  # fmt: skip
+        return replace(reading, faults=(*reading.faults, "control_token")) if self.protocol.forges(ids) else reading
 
     async def answer_call(self, call: Call, episode: EpisodeBuilder) -> str:
         """The tool's response to a call."""
@@ -320,31 +316,21 @@ class Agent:
         """What a call's searches find, numbered in one go; a chunk that several of them find is shown once."""
         if isinstance(wanted, str):
             return wanted
-        found = [await self._find(number, episode) for number in wanted]
-        return self.protocol.show(Passage(hit.title, hit.text) for hit in distinct(found))
-
-    async def _find(self, number: int, episode: EpisodeBuilder) -> Sequence[Found]:
-        """What a reserved search finds."""
-        query = episode.searches[number].query
-        hits = await self.search(searched_for(episode.question, query, self.settings.question_weight))
-        episode.fill_search(number, hits)
-        if self.observer:
-            self.observer.found(episode, query, hits)
-        return hits
+        found: dict[str, Passage] = {}
+        for number in wanted:
+            search = episode.searches[number]
+            hits = await self.search(searched_for(episode.question, search.query, self.settings.question_weight))
+            episode.searches[number] = replace(search, hits=tuple(hit.chunk_id for hit in hits))
+            for hit in hits:
+                found.setdefault(hit.chunk_id, Passage(hit.title, hit.text))
+            if self.observer:
+                self.observer.found(episode, search.query, hits)
+        return self.protocol.show(found.values())
 
 
 def sample_name(question: Question, sample: int) -> str:
     """The id of a question's episode."""
     return f"{question.id}/{sample}"
-
-
-def distinct(found: Iterable[Sequence[Found]]) -> list[Found]:
-    """What several searches find, in their order, each chunk once. Example: (a, b) and (b, c) give a, b, c."""
-    by_id: dict[str, Found] = {}
-    for hits in found:
-        for hit in hits:
-            by_id.setdefault(hit.chunk_id, hit)
-    return list(by_id.values())
 
 
 def searched_for(question: Question, query: str, question_weight: int) -> str:

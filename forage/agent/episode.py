@@ -156,15 +156,11 @@ class Episode:
 def to_json(episode: Episode) -> str:
     """One line."""
     row = {item.name: getattr(episode, item.name) for item in fields(Episode)}
-    row["turns"] = [asdict(turn) for turn in episode.turns]
-    row["searches"] = [asdict(search) for search in episode.searches]
-    row["uses"] = [asdict(use) for use in episode.uses]
-    row["earlier"] = [asdict(segment) for segment in episode.earlier]
-    for name in ("credits", "uses", "earlier", "worker", "server"):
-        if not row[name]:
+    for name in ("turns", "searches", "uses", "earlier"):
+        row[name] = [asdict(part) for part in row[name]]
+    for name in ("credits", "uses", "earlier", "worker", "server", "own_reward"):
+        if row[name] in ((), [], "", None):
             del row[name]
-    if episode.own_reward is None:
-        del row["own_reward"]
     return encodable(json.dumps(row, ensure_ascii=False))
 
 
@@ -188,12 +184,7 @@ def read_episodes(path: Path) -> Iterator[Episode]:
     A cut-off last line is skipped; a broken line before it is an error.
     """
     packed = path.with_name(f"{path.name}.gz")
-    path = packed if packed.exists() else path
-    with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
-        for number, line in enumerate(_lines(file, path), 1):
-            if not line.endswith(b"\n"):
-                return
-            yield _episode(line, path, number)
+    yield from read_on(packed if packed.exists() else path, Place())[0]
 
 
 @dataclass(frozen=True)
@@ -218,15 +209,11 @@ def read_on(path: Path, place: Place) -> tuple[list[Episode], Place]:
             if not line.endswith(b"\n") or b"\0" in line:
                 break
             end, number = end + len(line), number + 1
-            episodes.append(_episode(line, path, number))
+            try:
+                episodes.append(from_json(line))
+            except ValueError as error:
+                raise UserError(f"{path}:{number}: not an episode ({error}); delete that line") from error
     return episodes, Place(end, number)
-
-
-def _episode(line: bytes, path: Path, number: int) -> Episode:
-    try:
-        return from_json(line)
-    except ValueError as error:
-        raise UserError(f"{path}:{number}: not an episode ({error}); delete that line") from error
 
 
 def _lines(file: Iterable[bytes], path: Path) -> Iterator[bytes]:
@@ -241,7 +228,10 @@ def _lines(file: Iterable[bytes], path: Path) -> Iterator[bytes]:
 
 def episode_files(folder: Path) -> list[Path]:
     """The .jsonl and .jsonl.gz files; only the compressed one of a pair, which a killed process leaves."""
-    return sorted(path for path in folder.glob("*.jsonl*") if path == _either(path))
+    packed = set(folder.glob("[!.]*.jsonl.gz"))
+    return sorted(
+        packed | {path for path in folder.glob("[!.]*.jsonl") if path.with_name(f"{path.name}.gz") not in packed}
+    )
 
 
 def compress(path: Path) -> None:
@@ -257,11 +247,3 @@ def compress(path: Path) -> None:
 def is_written(path: Path) -> bool:
     """Whether read_episodes finds the file, under its own name or compressed."""
     return path.is_file() or path.with_name(f"{path.name}.gz").is_file()
-
-
-def _either(path: Path) -> Path | None:
-    """Which file to read in the place of `path`; None for temporary files and the like."""
-    packed = path if path.suffix == ".gz" else path.with_name(f"{path.name}.gz")
-    if not packed.name.endswith(".jsonl.gz") or path.name.startswith("."):
-        return None
-    return packed if packed.exists() else path

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
@@ -10,11 +9,9 @@ from typing import Literal
 
 from forage.agent.prompts import TASK
 from forage.agent.tools import Spec, own_tools, specs_of
-from forage.arguments import fixed
 from forage.errors import UserError, check_at_least_one, flag
-from forage.files import replacing
+from forage.manifest import read_manifest_as, write_manifest
 from forage.store.options import Fusion, Mode
-from forage.text import from_json, typed
 
 AGENT_FILE = "agent.json"
 Credit = Literal["episode", "words"]  # what a token answers for (rewards.py)
@@ -34,13 +31,18 @@ class AgentSettings:
     max_turn_tokens: int = 160
     max_tokens: int = 2048
     max_calls: int = 2
+    """Further searches of a turn are refused."""
     max_query: int = 300
+    """Longer queries are refused."""
     force_search: bool = False
     task: str = TASK
     dense_weight: float = Fusion.dense_weight
     title_weight: float = Fusion.title_weight
     title_share: bool = Fusion.title_share
+    """With mode hybrid: score a title by the share of its words that the query contains; any weight that the best
+    title doesn't earn goes to the ranking by words."""
     window: Window = "start"
+    """Which part of a passage is shown: its beginning, or from where it says most of what the query asks for."""
     tools: Mapping[str, Spec] = field(default_factory=dict, hash=False)
 
     @property
@@ -76,10 +78,6 @@ class SearchOptions:
     """Maximum tokens the policy may sample per turn (160)."""
     max_tokens: int | None = None
     """Maximum tokens per episode, including the prompt and search results (2048)."""
-    max_calls: int | None = fixed(None)
-    """Maximum searches per turn; further ones are refused (2)."""
-    max_query: int | None = fixed(None)
-    """Maximum characters in a query; longer ones are refused (300)."""
     force_search: bool | None = None
     """Write the beginning of a search call into the first turn, so that the policy writes only the query. That
     beginning is not trained on (off)."""
@@ -91,12 +89,6 @@ class SearchOptions:
     --title-weight (0.6)."""
     title_weight: float | None = None
     """With --mode hybrid: weight of how well the query's words match the document's title (0.3)."""
-    title_share: bool | None = fixed(None)
-    """With --mode hybrid: score a title by the share of its words that the query contains; any weight that the best
-    title doesn't earn goes to the ranking by words (on)."""
-    window: Window | None = fixed(None)  # noqa: RUF009 as the others
-    """Which part of a passage is shown: its beginning (start), or from where it says most of what the query asks for
-    (query)."""
     override_agent: bool = False
     """Allow these options to differ from the policy's agent.json, instead of stopping."""
 
@@ -108,7 +100,7 @@ class SearchOptions:
         """
         given = {name: value for name, value in asdict(self).items() if name != "override_agent" and value is not None}
         if self.task is not None:
-            given["task"] = as_task(self.task)
+            given["task"] = " ".join(self.task.split()).rstrip(" .:!")  # " Answer the  question. " loses its ends
         folder = next((folder for folder in folders if (folder / AGENT_FILE).is_file()), None)
         known = read_agent(folder) if folder else AgentSettings(window="query", tools=specs_of(own_tools()))
         differs = next((name for name, value in given.items() if value != getattr(known, name)), None)
@@ -123,11 +115,6 @@ class SearchOptions:
         settings = replace(known, **given)
         settings.check()
         return settings
-
-
-def as_task(text: str) -> str:
-    """A task as a prompt shows it. Example: " Answer the  question. " gives "Answer the question"."""
-    return " ".join(text.split()).rstrip(" .:!")
 
 
 def quoted(value: object) -> str:
@@ -158,16 +145,11 @@ def same_settings(named: Sequence[tuple[str, AgentSettings]]) -> AgentSettings:
 
 
 def read_agent(folder: Path) -> AgentSettings:
-    path = folder / AGENT_FILE
-    try:
-        settings = typed(AgentSettings, from_json(path.read_bytes()))
-    except ValueError as error:
-        raise UserError(f"{path} can't be read ({error}); mend it, or delete it and give its options again") from error
+    way_out = "mend it, or delete it and give its options again"
+    settings = read_manifest_as(AgentSettings, folder / AGENT_FILE, way_out)
     settings.check()
     return settings
 
 
 def write_agent(settings: AgentSettings, folder: Path) -> None:
-    with replacing(folder / AGENT_FILE) as file:
-        json.dump(asdict(settings), file, indent=1)
-        file.write("\n")
+    write_manifest(folder / AGENT_FILE, asdict(settings))

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import date
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from typing import Any, Literal
 
 from forage.text import encodable
@@ -94,11 +94,15 @@ class ControlTokens:
     def __init__(self, tokenizer: Any, only: frozenset[int] | None = None) -> None:
         self._tokenizer = tokenizer
         added: dict[int, Any] = tokenizer.added_tokens_decoder
+        # No white space, nor single characters, as Gemma has among them; some vocabularies write a space as ▁.
         self.texts = {
             number: token.content
             for number, token in added.items()
-            if _is_markup(token.content) and (only is None or number in only)
+            if len(token.content.strip("▁ \t\r\n")) > 1 and (only is None or number in only)
         }
+        self._watched = self.texts.keys() - {tokenizer.unk_token_id}  # any text may hold unknown characters
+        texts = sorted(self.texts.values(), key=len, reverse=True)
+        self._markup = re.compile("|".join(map(re.escape, texts)) or r"(?!)")
 
     def broken(self, text: str) -> str:
         """Text that gives none of these tokens: each gets a space after its first character.
@@ -108,34 +112,15 @@ class ControlTokens:
         """
         while self._markup.search(text):
             text = self._markup.sub(lambda found: f"{found[0][0]} {found[0][1:]}", text)
-        while spans := self._spans(text):
+        while True:
+            read = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+            pairs = zip(read["input_ids"], read["offset_mapping"], strict=True)
+            spans = [(start, end) for token, (start, end) in pairs if token in self._watched and end > start]
+            if not spans:
+                return text
             ends = [0, *(end for _, end in spans)]
             starts = [*(start for start, _ in spans), len(text)]
             text = " ".join(text[end:start] for end, start in zip(ends, starts, strict=True))
-        return text
-
-    @cached_property
-    def _markup(self) -> re.Pattern[str]:
-        """Matches the text of any of them, longest first."""
-        texts = sorted(self.texts.values(), key=len, reverse=True)
-        return re.compile("|".join(map(re.escape, texts)) if texts else r"(?!)")
-
-    @cached_property
-    def _watched(self) -> frozenset[int]:
-        """Their ids, without that of unknown characters, which any text may hold."""
-        return frozenset(self.texts) - {self._tokenizer.unk_token_id}
-
-    def _spans(self, text: str) -> list[tuple[int, int]]:
-        """Where a text has control tokens all the same."""
-        read = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
-        pairs: Iterable[tuple[int, tuple[int, int]]] = zip(read["input_ids"], read["offset_mapping"], strict=True)
-        return [(start, end) for token, (start, end) in pairs if token in self._watched and end > start]
-
-
-def _is_markup(text: str) -> bool:
-    """Whether a token is more than a single character or white space, which Gemma's added tokens hold too; some
-    vocabularies write a space as ▁."""
-    return len(text.strip("▁ \t\r\n")) > 1
 
 
 @lru_cache(maxsize=8)

@@ -20,7 +20,7 @@ from functools import cached_property
 from typing import Any
 
 from forage.agent.options import AgentSettings
-from forage.agent.prompts import RULE, TASK, ControlTokens, control_tokens, rendered, worded
+from forage.agent.prompts import RULE, TASK, control_tokens, rendered, worded
 from forage.agent.tools import SEARCH, Spec, example_call, fits, shape
 from forage.errors import UserError
 from forage.text import encodable, encodable_values, titled
@@ -197,8 +197,6 @@ class Protocol:
     """Said instead of the task and RULE."""
     tools: Mapping[str, Spec] = field(default_factory=dict, hash=False)
     """What the policy is told of tools beside search."""
-    _delimiters: tuple[str, str, str, str] = field(init=False)
-    _past_start: str = field(init=False)
 
     @classmethod
     def playing(cls, tokenizer: Any, settings: AgentSettings) -> Protocol:
@@ -208,25 +206,20 @@ class Protocol:
     def __post_init__(self) -> None:
         if not self.tokenizer.chat_template:
             raise UserError(f"{self.tokenizer.name_or_path} has no chat template; use a model that was tuned for chat")
-        delimiters, past_start = self._derive()
-        object.__setattr__(self, "_delimiters", delimiters)
-        object.__setattr__(self, "_past_start", past_start)
+        self._delimiters  # noqa: B018 which refuses some templates
 
-    def _derive(self) -> tuple[tuple[str, str, str, str], str]:
+    @cached_property
+    def _delimiters(self) -> tuple[str, str, str, str, str]:
         """The template's text before a question, from question to turn, from turn to result, and after a result; and
         from a question to a past turn.
 
         Found by rendering a conversation of placeholders.
         """
         result = tool_responses([RESULT_SLOT])  # Qwen3.5's drops the thoughts before any other message of a user
-        asked = self._render([{"role": "user", "content": QUESTION_SLOT}])
-        whole = self._render(
-            [
-                {"role": "user", "content": QUESTION_SLOT},
-                {"role": "assistant", "content": TURN_SLOT},
-                {"role": "user", "content": result},
-            ]
-        )
+        turn = {"role": "assistant", "content": TURN_SLOT}, {"role": "user", "content": result}
+        opening, more = self.opening(QUESTION_SLOT), {"tools": self.described_tools} if self.describes_tools else {}
+        asked = rendered(self.tokenizer, opening, **more)
+        whole = rendered(self.tokenizer, [*opening, *turn], **more)
         parts = re.split("|".join([QUESTION_SLOT, TURN_SLOT, result]), whole)
         if len(parts) != 4 or not whole.startswith(asked):
             name = self.tokenizer.name_or_path
@@ -235,17 +228,12 @@ class Protocol:
                 "give it a chat_template.jinja that keeps them"
             )
         # A turn begins where the template starts a generation, which may differ from how it writes past turns.
-        return (parts[0], asked[len(parts[0] + QUESTION_SLOT) :], parts[2], parts[3]), parts[1]
+        return parts[0], asked[len(parts[0] + QUESTION_SLOT) :], parts[2], parts[3], parts[1]
 
     @property
     def start(self) -> str:
         """What the template writes between a question and where the policy's turn begins."""
         return self._delimiters[1]
-
-    def _render(self, messages: list[dict[str, str]]) -> str:
-        """Render a conversation; the template itself describes the tools if it can, else the system prompt does."""
-        more = {"tools": self.described_tools} if self.describes_tools else {}
-        return rendered(self.tokenizer, [*self.opening(messages[0]["content"]), *messages[1:]], **more)
 
     def opening(self, question: str) -> list[dict[str, str]]:
         """The messages with which a conversation begins. Where a template has no system turn, the question says it."""
@@ -295,7 +283,7 @@ class Protocol:
     def end_of_turn(self) -> int:
         """The token that ends a turn of the policy."""
         first: int = self.encode(self._delimiters[2])[0]
-        if first not in self._control.texts:
+        if first not in control_tokens(self.tokenizer).texts:
             name = self.tokenizer.name_or_path
             raise UserError(f"the chat template of {name} does not end turns with a special token; use another model")
         return first
@@ -303,7 +291,7 @@ class Protocol:
     def check(self) -> None:
         """Refuse a model in whose tokens a turn does not end, or forges others."""
         turn = self.turn_ids(f"I look.\n{write_call('gout')}")
-        header = self.encode(self._past_start.removeprefix(self.start))  # gpt-oss must write <|channel|> itself
+        header = self.encode(self._delimiters[4].removeprefix(self.start))  # gpt-oss must write <|channel|> itself
         if self.forges(header) or self.forges(turn) or read_turn(self.text(turn)).calls != (Call("gout"),):
             name = self.tokenizer.name_or_path
             raise UserError(f"a turn of {name} can't be told from what begins and ends turns; use another model")
@@ -315,18 +303,14 @@ class Protocol:
         return (self.end_of_turn,) if eos in (None, self.end_of_turn) else (self.end_of_turn, eos)
 
     @cached_property
-    def _control(self) -> ControlTokens:
-        return control_tokens(self.tokenizer)
-
-    @cached_property
     def turn_tokens(self) -> frozenset[int]:
         """Tokens that a turn must not contain before its end: special ones, and those that begin and end turns.
 
         Some models, such as DeepSeek's, do not count the latter as special.
         """
-        around = (token for text in self._delimiters[1:] for token in self.encode(text))
+        around = (token for text in self._delimiters[1:4] for token in self.encode(text))
         return frozenset(self.tokenizer.all_special_ids).union(
-            token for token in around if token in self._control.texts
+            token for token in around if token in control_tokens(self.tokenizer).texts
         )
 
     @cached_property
@@ -336,7 +320,7 @@ class Protocol:
 
     def prompt(self, question: str) -> list[int]:
         """Tokens of the prompt, up to where the policy's first turn begins."""
-        before, after, _, _ = self._delimiters
+        before, after, *_ = self._delimiters
         return self.encode(before + self.harmless(question) + after)
 
     def question_in(self, prompt: Sequence[int]) -> str | None:
@@ -360,29 +344,24 @@ class Protocol:
 
     def join(self, results: Sequence[str], last: int | None) -> list[int]:
         """Tokens between two turns: what follows the last sampled token of one, `last`, up to the start of the next."""
-        _, _, before, after = self._delimiters
+        _, _, before, after, _ = self._delimiters
         ids = self.encode(before + tool_responses(results) + after)
         return ids[1:] if last == self.end_of_turn else ids
 
     def show(self, passages: Iterable[Passage]) -> str:
         """A search result as text: numbered passages, each cut to length, none able to forge a turn."""
-        shown = [f"[{number}] {self._shown(passage)}" for number, passage in enumerate(passages, 1)]
-        return "\n".join(shown) or "nothing found"
-
-    def _shown(self, passage: Passage) -> str:
-        return self.shown(" ".join(titled(passage.title, passage.text).split()))
+        texts = (" ".join(titled(passage.title, passage.text).split()) for passage in passages)
+        return "\n".join(f"[{number}] {self.shown(text)}" for number, text in enumerate(texts, 1)) or "nothing found"
 
     def shown(self, text: str, passages: int = 1) -> str:
         """Text from outside as the policy reads it: cut to the length of some passages, unable to forge a turn."""
-        return self._cut(self.harmless(text[: passages * self._passage_room]), passages * self.passage_tokens)
+        text, most = self.harmless(text[: passages * self._passage_room]), passages * self.passage_tokens
+        offsets = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)["offset_mapping"]
+        return text if len(offsets) <= most else text[: offsets[most - 1][1]].rstrip()
 
     def harmless(self, text: str) -> str:
         """Text without tags and control tokens: each gets a space after its first character."""
-        return self._control.broken(TAG.sub(parted, " ".join(encodable(text).split())))
-
-    def _cut(self, text: str, tokens: int) -> str:
-        offsets = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)["offset_mapping"]
-        return text if len(offsets) <= tokens else text[: offsets[tokens - 1][1]].rstrip()
+        return control_tokens(self.tokenizer).broken(TAG.sub(parted, " ".join(encodable(text).split())))
 
     def text(self, ids: Sequence[int]) -> str:
         """A turn's tokens as text, without the end of turn."""

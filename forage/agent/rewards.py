@@ -65,10 +65,7 @@ def get_best_search(
     Example, searched for 100 chunks: the first search finds nothing, the second what answers at rank 10: .5, where
     get_mrr counts the chunks shown before.
     """
-    scores = [0.0] * len(episodes)
-    for number, _, place in _places(episodes, questions, searcher, depth):
-        scores[number] = max(scores[number], rank_score(place.rank, depth))
-    return scores
+    return _best(episodes, questions, searcher, depth, lambda _, place: rank_score(place.rank, depth))
 
 
 def get_search_gain(
@@ -81,10 +78,11 @@ def get_search_gain(
     first. Without a search nothing is found. Example: found at rank 10 (.5) where the question finds at rank 100 (0):
     (1 + .5) / 2 = .75.
     """
-    scores = [0.0] * len(episodes)
-    for number, search, place in _places(episodes, questions, searcher, depth):
-        shown_at = place.rank and place.rank + search * searcher.settings.k
-        scores[number] = max(scores[number], rank_score(shown_at, depth))
+
+    def score(before: int, place: Place) -> float:
+        return rank_score(place.rank and place.rank + before * searcher.settings.k, depth)
+
+    scores = _best(episodes, questions, searcher, depth, score)
     own = searcher.own_places(questions, depth)
     return [(1 + score - rank_score(raw.rank, depth)) / 2 for score, raw in zip(scores, own, strict=True)]
 
@@ -97,24 +95,28 @@ def get_search_margin(
     Ranks are the same for many queries, margins for hardly any two, so beside a reward for ranks this one tells apart
     what ranks alike. Example: scores 2 for what answers and 3 for another chunk: 2 / (2 + 3) = .4.
     """
-    margins = [0.0] * len(episodes)
-    for number, _, place in _places(episodes, questions, searcher, depth):
-        margins[number] = max(margins[number], place.margin)
-    return margins
+    return _best(episodes, questions, searcher, depth, lambda _, place: place.margin)
 
 
-def _places(
-    episodes: Sequence[Episode], questions: Sequence[Question], searcher: Searcher, depth: int
-) -> Iterator[tuple[int, int, Place]]:
-    """(episode's number, search's number in it, what it found) of every search whose results were read."""
+def _best(
+    episodes: Sequence[Episode], questions: Sequence[Question], searcher: Searcher, depth: int,
+    score: Callable[[int, Place], float],
+) -> list[float]:  # fmt: skip
+    """The best score of each episode's searches, of those whose results were read; 0 without any.
+
+    `score` is given the number of searches before, and what this one found.
+    """
     searches = [
-        (number, place, search.query)
+        (number, before, search.query)
         for number, episode in enumerate(episodes)
-        for place, search in enumerate(episode.read_searches)
+        for before, search in enumerate(episode.read_searches)
     ]
     asked = [questions[number] for number, _, _ in searches]
     found = searcher.places(asked, [query for _, _, query in searches], depth)
-    return ((number, search, place) for (number, search, _), place in zip(searches, found, strict=True))
+    scores = [0.0] * len(episodes)
+    for (number, before, _), place in zip(searches, found, strict=True):
+        scores[number] = max(scores[number], score(before, place))
+    return scores
 
 
 def rank_score(rank: int | None, depth: int) -> float:
@@ -181,15 +183,11 @@ def get_groundedness(episodes: Sequence[Episode], questions: Sequence[Question])
     shares = []
     for episode, question in zip(episodes, questions, strict=True):
         words = set(words_of(episode.answer)) - IDLE - set(words_of(question.question))
-        shares.append(len(words & set(words_of(shown_to(episode)))) / len(words) if words else 0.0)
+        # Nothing counts as shown where the policy wrote a response itself: a transcript can't tell whose it is.
+        responses = [] if "forged_response" in episode.faults else RESPONSE.findall(episode.transcript)
+        shown = set(words_of(UNFOUND.sub("", "\n".join(responses))))
+        shares.append(len(words & shown) / len(words) if words else 0.0)
     return shares
-
-
-def shown_to(episode: Episode) -> str:
-    """What the tools' responses say; nothing where the policy wrote one itself, as a transcript can't tell whose."""
-    if "forged_response" in episode.faults:
-        return ""
-    return UNFOUND.sub("", "\n".join(RESPONSE.findall(episode.transcript)))
 
 
 def where_known(scores: Sequence[float], questions: Sequence[Question]) -> list[float | None]:
@@ -313,11 +311,7 @@ def combine_rewards(rewards_NR: Floats, method: Method = "uniform", weights_R: S
 
     An episode whose existing rewards have no weight by std or pca is combined by uniform.
     """
-    count = rewards_NR.shape[1]
-    weights = np.ones(count) if weights_R is None else np.asarray(weights_R, np.float64)
-    if weights.shape != (count,) or (weights < 0).any() or weights.sum() == 0:
-        given = " ".join(f"{weight:g}" for weight in weights)
-        raise UserError(f"reward weights {given} must be {count} numbers of at least 0, not all 0 (--weights)")
+    weights = np.ones(rewards_NR.shape[1]) if weights_R is None else np.asarray(weights_R, np.float64)
     exists_NR = ~np.isnan(rewards_NR)
     if not (exists_NR @ weights).all():
         raise UserError(
@@ -331,10 +325,8 @@ def combine_rewards(rewards_NR: Floats, method: Method = "uniform", weights_R: S
     uniform_N = given_NR @ weights / _totals(exists_NR, weights)
     if method == "uniform":
         return np.asarray(uniform_N)
-    if method not in ("std", "pca"):
-        raise UserError(f"unknown way {method!r} to combine rewards; choose uniform, std, pca or l2")
     found = _deviations(rewards_NR) if method == "std" else first_component(rewards_NR)
-    weights = weights * _or_ones(found, weights)
+    weights = weights * (found if (found * weights).sum() > 0 else 1.0)
     totals_N = _totals(exists_NR, weights)
     return np.where(totals_N > 0, given_NR @ weights / np.where(totals_N > 0, totals_N, 1.0), uniform_N)
 
@@ -389,11 +381,6 @@ def _filled(values_NR: Floats) -> Floats:
 def _totals(exists_NR: NDArray[np.bool_], weights: Floats) -> Floats:
     """(N,): the weight of each episode's rewards."""
     return np.where(exists_NR.all(axis=1), weights.sum(), exists_NR @ weights)
-
-
-def _or_ones(found: Floats, weights: Floats) -> Floats:
-    """The weights that a method found, or equal ones if those would weigh every reward by 0."""
-    return found if (found * weights).sum() > 0 else np.ones_like(found)
 
 
 # Credit: what each word of a query added to what its search found, for the tokens that say the word.

@@ -59,17 +59,13 @@ def seen_share(
     asked = asked[:: len(asked) // MOST_TRIED + 1]
     shares = []
     for question in asked:
-        found = [chunks[name] for name in question.relevant_chunk_ids[: AgentSettings.k]]
-        shown = " ".join(shown_words(chunk, question.question, stems) for chunk in found)
+        shown = ""  # about what a new policy is shown of each passage
+        for chunk in map(chunks.__getitem__, question.relevant_chunk_ids[: AgentSettings.k]):
+            window = chunk.text[best_start(chunk.text, question.question, chunk.title, stems) :]
+            shown += f"{cut_to_words(titled(chunk.title, window), SHOWN)} "
         telling = set(words_of(question.answer)) - IDLE
         shares.append(len(telling & set(words_of(shown))) >= SAID * len(telling))
     return sum(shares) / len(shares) if shares else None
-
-
-def shown_words(chunk: Chunk, query: str, stems: Callable[[str], list[str]]) -> str:
-    """About what a new policy is shown of a passage."""
-    text = chunk.text[best_start(chunk.text, query, chunk.title, stems) :]
-    return cut_to_words(titled(chunk.title, text), SHOWN)
 
 
 # Searcher

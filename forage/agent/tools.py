@@ -104,16 +104,9 @@ def fits(arguments: Any, spec: Spec) -> TypeGuard[dict[str, Any]]:
     properties = parameters["properties"]
     if not isinstance(arguments, dict) or not set(parameters["required"]) <= arguments.keys() <= properties.keys():
         return False
-    return all(is_a(value, properties[name]["type"]) for name, value in arguments.items())
-
-
-def is_a(value: Any, kind: str) -> bool:
-    """JSON's types: true is no number, and 3 is one."""
-    if isinstance(value, bool):
-        return kind == "boolean"
-    if isinstance(value, int):
-        return kind in ("integer", "number")
-    return kind == ("number" if isinstance(value, float) else "string" if isinstance(value, str) else "")
+    # JSON's types: true is no number, and 3 is one.
+    kinds = {str: ("string",), bool: ("boolean",), int: ("integer", "number"), float: ("number",)}
+    return all(properties[name]["type"] in kinds.get(type(value), ()) for name, value in arguments.items())
 
 
 def shape(spec: Spec) -> str:

@@ -38,13 +38,14 @@ class Vetting:
         """The episodes of a file that are fit to learn from; prints how many are not, and why."""
         episodes = list(read_episodes(path))
         self.check(path, episodes)
-        causes = Counter(cause for episode in episodes if (cause := self.malformed(episode)))
+        judged = [(episode, self.malformed(episode)) for episode in episodes]
+        causes = Counter(cause for _, cause in judged if cause)
         counts = ", ".join(f"{count} {cause}" for cause, count in causes.most_common())
         if causes.total() == len(episodes):
             raise UserError(f"{path}: all of its episodes are malformed ({counts}); give another file")
         if causes:
             print(f"{path}: left out {causes.total()} malformed episodes ({counts})")
-        return [episode for episode in episodes if not self.malformed(episode)]
+        return [episode for episode, cause in judged if not cause]
 
     def check(self, path: Path, episodes: Sequence[Episode]) -> None:
         """Refuse a file with held-out questions, or with episodes that were played in another way."""
@@ -53,13 +54,20 @@ class Vetting:
         for episode in episodes:
             if found := self.foreign(episode):
                 raise UserError(f"{path}: episode {episode.id} {found}")
-        if held := [episode for episode in episodes if self.is_held_out(episode)]:
+        # By a question's id, or in the same words, as in a file that was made from another data set.
+        held = [e for e in episodes if {e.question_id, asked_in(e, self.protocol)} & self._held_out]
+        if held:
             raise UserError(
                 f"{path}: {len(held)} of its {len(episodes)} episodes answer questions of eval.jsonl, such as "
                 f"{held[0].question_id}; learning from them would spoil every evaluation, so delete those lines"
             )
-        if found := self._other_settings(path):
-            raise UserError(f"{path}: {found}")
+        folder = next((folder for folder in list(path.resolve().parents)[:4] if (folder / AGENT_FILE).is_file()), None)
+        theirs = read_agent(folder) if folder else self.settings
+        if name := difference(self.settings, theirs):
+            was, now = quoted(getattr(theirs, name)), quoted(getattr(self.settings, name))
+            raise UserError(
+                f"{path}: its episodes were played with {flag(name)} {was}, not {now}; give that, or play them again"
+            )
 
     def foreign(self, episode: Episode) -> str:
         """What shows that this policy's protocol and settings did not make the episode; empty if nothing does."""
@@ -98,20 +106,6 @@ class Vetting:
         """The ids of the held-out questions, and their keys as a prompt shows them."""
         keys = {question_key(self.protocol.harmless(question.question)) for question in self.held_out}
         return ({question.id for question in self.held_out} | keys) - {""}
-
-    def is_held_out(self, episode: Episode) -> bool:
-        """By its question's id, or in the same words, as in a file that was made from another data set."""
-        return episode.question_id in self._held_out or asked_in(episode, self.protocol) in self._held_out
-
-    def _other_settings(self, path: Path) -> str:
-        """How the agent.json of the file's run differs from these settings."""
-        folder = next((folder for folder in list(path.resolve().parents)[:4] if (folder / AGENT_FILE).is_file()), None)
-        theirs = read_agent(folder) if folder else self.settings
-        name = difference(self.settings, theirs)
-        if not name:
-            return ""
-        was, now = quoted(getattr(theirs, name)), quoted(getattr(self.settings, name))
-        return f"its episodes were played with {flag(name)} {was}, not {now}; give that, or play them again"
 
 
 def asked_in(episode: Episode, protocol: Protocol) -> str | None:

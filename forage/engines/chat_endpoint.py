@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import httpx
 
-from forage.engines.completion import RETRIED, message_of
+from forage.engines.completion import RETRIED, UnreadyError, message_of
 from forage.errors import UserError
 from forage.text import from_json, without_passwords
 
@@ -26,10 +26,6 @@ class RefusedError(Exception):
     """The model can't be asked this; other prompts may go well."""
 
 
-class NotNowError(Exception):
-    """No usable answer; asking again may help."""
-
-
 class Endpoint:
     """Asks a server, several prompts at once. Use it as `async with Endpoint(...)`.
 
@@ -38,10 +34,10 @@ class Endpoint:
 
     def __init__(
         self, url: str, model: str, instruction: str, reply_tokens: int, option: str, *,
-        patience: float = 0.0, timeout: float = TIMEOUT,
+        patience: float = PATIENCE, timeout: float = TIMEOUT,
     ) -> None:  # fmt: skip
         self.model, self.instruction, self.reply_tokens, self.option = model, instruction, reply_tokens, option
-        self.patience, self.timeout = patience or PATIENCE, timeout
+        self.patience, self.timeout = patience, timeout
         self._address = chat_address(url)
         self.url = without_passwords(self._address)  # in errors
         key = os.environ.get("OPENAI_API_KEY", "")
@@ -72,7 +68,7 @@ class Endpoint:
             while True:
                 try:
                     return await self._asked(body)
-                except NotNowError as error:
+                except UnreadyError as error:
                     if time.monotonic() + pause > deadline:
                         raise UserError(
                             f"{self.url} gave no reply within {self.patience:g} s ({error}); start the server, "
@@ -86,10 +82,10 @@ class Endpoint:
             async with asyncio.timeout(self.timeout):  # httpx itself times each piece of an answer
                 answer = await self._client.post(self._address, json={"model": self.model, **body})
         except (httpx.RequestError, TimeoutError) as error:
-            raise NotNowError(f"{type(error).__name__} {error}".strip()) from error
+            raise UnreadyError(f"{type(error).__name__} {error}".strip()) from error
         status = answer.status_code
         if status in RETRIED:
-            raise NotNowError(f"status {status}")
+            raise UnreadyError(f"status {status}")
         if status in REFUSING:
             raise RefusedError(f"status {status}: {message_of(answer)}")
         if status in (401, 403):
@@ -132,4 +128,4 @@ def choice_of(answer: httpx.Response) -> dict[str, Any]:
             raise TypeError("content or a call's name is no text")
         return choice
     except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:  # a proxy's page, for one
-        raise NotNowError(f"status 200, but no chat completion: {answer.text[:60]!r}") from error
+        raise UnreadyError(f"status 200, but no chat completion: {answer.text[:60]!r}") from error

@@ -68,22 +68,19 @@ def read_sample(choice: dict[str, Any], request: Request, vocabulary: int = 0) -
         raise UserError("the vLLM server did not continue the tokens it was given; is its version supported?")
     if len(ids) != len(logprobs):
         raise UserError(f"the vLLM server returned {len(ids)} tokens but {len(logprobs)} log-probabilities")
-    check_values(ids, logprobs, vocabulary)
+    for token in ids:
+        if type(token) is not int or token < 0 or (vocabulary and token >= vocabulary):
+            raise UserError(
+                f"the vLLM server sampled token {token!r}, which the policy's model lacks; start it with the policy's "
+                "base"
+            )
+    for logprob in logprobs:
+        if not is_logprob(logprob):
+            raise UserError(f"the vLLM server returned {logprob!r} as a token's log-probability; {WAY_OUT}")
     check_end(ids, choice["finish_reason"], request)
     return Sample(tuple(ids), tuple(logprobs), choice["finish_reason"])
 
 
-def check_values(ids: list[Any], logprobs: list[Any], vocabulary: int) -> None:
-    """Refuse what is no token or no log-probability."""
-    for token in ids:
-        if type(token) is not int or token < 0 or (vocabulary and token >= vocabulary):
-            raise UserError(f"the vLLM server sampled token {token!r}, which the policy's model lacks; {OTHER_MODEL}")
-    for logprob in logprobs:
-        if not is_logprob(logprob):
-            raise UserError(f"the vLLM server returned {logprob!r} as a token's log-probability; {WAY_OUT}")
-
-
-OTHER_MODEL = "start it with the policy's base"
 WAY_OUT = "start it with --logprobs-mode processed_logprobs, as scripts/vllm_cpu.sh does"
 
 

@@ -22,7 +22,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -250,9 +250,9 @@ class Spoken:
         return self.ids[place : place + most]
 
 
-@dataclass
+@dataclass(eq=False)
 class Slot:
-    """The tokens in one slot of the cache, and the request being sampled there."""
+    """The tokens in one slot of the cache."""
 
     number: int
     ids: list[int] = field(default_factory=list)
@@ -260,23 +260,31 @@ class Slot:
     episode: str = ""
     """The episode that the slot is kept for; empty: it is free to take."""
     last_use: int = 0
-    request: Request | None = None
-    future: asyncio.Future[Sample] | None = None
-    next_token: int = 0
+
+
+@dataclass(eq=False)
+class Active:
+    """A request that is being sampled in a slot."""
+
+    slot: Slot
+    request: Request
+    future: asyncio.Future[Sample]
+    draws: list[float]
+    """Random numbers for the tokens to come, so that each is drawn alike whatever is sampled beside it."""
+    spoken: Spoken
+    next_token: int
     """Sampled last, or last in the prompt; its keys and values are not computed yet."""
     sampled: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
-    draws: list[float] = field(default_factory=list)
-    """Random numbers for the tokens to come, so that each is drawn alike whatever is sampled beside it."""
-    spoken: Spoken = field(default_factory=Spoken)
 
     @property
-    def over(self) -> bool:
-        assert self.request is not None
-        return self.sampled[-1] in self.request.stop_ids or len(self.sampled) == self.request.max_tokens
+    def finish(self) -> Literal["stop", "length"] | None:
+        """How the sample ended, if it did."""
+        if self.sampled and self.sampled[-1] in self.request.stop_ids:
+            return "stop"
+        return "length" if len(self.sampled) == self.request.max_tokens else None
 
     def take(self, token: int, logprob: float) -> None:
-        assert self.request is not None
         self.next_token = token
         self.sampled.append(token)
         self.logprobs.append(logprob)
@@ -289,22 +297,22 @@ class Slot:
 class LocalEngine(Engine):
     """Samples with a causal language model, whose layers may have sliding windows; it owns the model.
 
-    `frees`: keys and values are given back whenever no episode is being played; without, they are kept for the next.
-    Left open, that is so on a GPU, where an update may need the room.
+    On a GPU, where an update may need the room, keys and values are given back whenever no episode is being played;
+    elsewhere they are kept for the next.
     """
 
     exact = True  # a server, which batches requests as they come, rounds by batch
 
-    def __init__(self, model: Any, slots: int = SLOTS, *, frees: bool | None = None) -> None:
+    def __init__(self, model: Any, slots: int = SLOTS) -> None:
         check_attention(model)
         self.model = model.eval().requires_grad_(False)
         self.model.set_attn_implementation(ATTENTION)
         self.adapter = "base"
-        self.frees = model.get_input_embeddings().weight.is_cuda if frees is None else frees
         self.slots = [Slot(number) for number in range(slots)]
         self._cache = SlotCache(model.config, slots)
         self._hooks: list[RemovableHandle] = []
         self._waiting: list[tuple[Request, asyncio.Future[Sample]]] = []
+        self._active: list[Active] = []
         self._runner: asyncio.Task[None] | None = None
         self._clock = 0
 
@@ -322,7 +330,7 @@ class LocalEngine(Engine):
 
     async def load_adapter(self, name: str, folder: Path) -> None:
         """Let an adapter change what the layers compute; the weights stay as they are."""
-        if any(slot.request for slot in self.slots) or self._waiting:
+        if self._active or self._waiting:
             raise RuntimeError("the adapter can't change while requests are being sampled")
         self.unload_adapter()
         weights = self.model.named_parameters(remove_duplicate=False)  # a tied one by both its names
@@ -365,14 +373,11 @@ class LocalEngine(Engine):
 
     def _free_idle(self) -> None:
         """Give the keys and values back if nothing is being played."""
-        if self.frees and not self._waiting and not any(slot.request or slot.episode for slot in self.slots):
-            self.forget()
-
-    def forget(self) -> None:
-        """Give all keys and values back, while nothing is being sampled."""
-        for slot in self.slots:
-            slot.ids, slot.episode = [], ""
-        self._cache.drop()
+        on_gpu = self.model.get_input_embeddings().weight.is_cuda
+        if on_gpu and not (self._waiting or self._active or any(slot.episode for slot in self.slots)):
+            for slot in self.slots:
+                slot.ids = []
+            self._cache.drop()
 
     async def _run(self) -> None:
         """Until no request is left, start as many as there are slots for, then sample one token for each.
@@ -381,7 +386,14 @@ class LocalEngine(Engine):
         """
         await asyncio.sleep(0)  # so that requests made at the same time start together
         try:
-            await self._sample_all()
+            while self._waiting or self._active:
+                while starting := self._take_slots():
+                    self._start(starting)
+                    self._finish()
+                if self._active:
+                    self._step()
+                    self._finish()
+                await asyncio.sleep(0)
         except torch.OutOfMemoryError as error:
             raise UserError(
                 f"out of memory while sampling {len(self.slots)} sequences at once in this process "
@@ -389,45 +401,38 @@ class LocalEngine(Engine):
             ) from error
         self._free_idle()
 
-    async def _sample_all(self) -> None:
-        while self._waiting or any(slot.request for slot in self.slots):
-            while starting := self._take_slots():
-                self._start(starting)
-                for slot in starting:
-                    self._finish(slot)
-            if any(slot.request for slot in self.slots):
-                self._step()
-            for slot in self.slots:
-                self._finish(slot)
-            await asyncio.sleep(0)
-
     def _fail_all(self, runner: asyncio.Task[None]) -> None:
         """Pass the error that stopped the runner to everyone who is waiting."""
         if runner.cancelled() or (error := runner.exception()) is None:
             return
-        futures = [future for _, future in self._waiting] + [slot.future for slot in self.slots if slot.future]
+        futures = [future for _, future in self._waiting] + [active.future for active in self._active]
+        for active in self._active:
+            active.slot.ids = []
         self._waiting.clear()
-        for slot in self.slots:
-            slot.request, slot.future, slot.ids = None, None, []
+        self._active.clear()
         for future in futures:
             if not future.done():
                 future.set_exception(error)
 
+    def _free_slots(self) -> list[Slot]:
+        busy = [active.slot for active in self._active]
+        return [slot for slot in self.slots if slot not in busy]
+
     def _free_slot(self, request: Request) -> Slot | None:
         """The episode's own slot, else the first that no episode keeps, else the least recently used."""
-        free = [slot for slot in self.slots if slot.request is None]
+        free = self._free_slots()
         own = [slot for slot in free if request.episode and slot.episode == request.episode]
         unkept = [slot for slot in free if not slot.episode]
         return next(iter(own or unkept or sorted(free, key=lambda slot: slot.last_use)), None)
 
-    def _take_slots(self) -> list[Slot]:
+    def _take_slots(self) -> list[Active]:
         """Give slots to requests that wait; returns those whose tokens are to be computed in the next pass.
 
         A request that will lack less than half as much once another's tokens are there waits for the pass after: the
         samples of a prompt compute it once. One that lacks only its last token needs no pass; the next step computes
         that for all slots at once.
         """
-        starting: list[Slot] = []
+        starting: list[Active] = []
         planned = 0
         for entry in tuple(self._waiting):
             request, future = entry
@@ -438,55 +443,59 @@ class LocalEngine(Engine):
             prompt = request.ids[:-1]
             source, start = longest_start([other.ids for other in self.slots], prompt, slot.number)
             missing = len(request.ids) - start
-            if any(share(prompt_of(other), prompt, start + missing // 2 + 1) for other in starting):
+            half = start + missing // 2 + 1
+            if any(other.request.ids[:half] == prompt[:half] for other in starting):
                 continue
             if missing > 1 and starting and planned + missing > START_TOKENS:
                 break
-            self._cache.make_room(len(request.ids) + request.max_tokens, self.model.get_input_embeddings().weight)
-            if source != slot.number:
-                self._cache.copy(source, slot.number, start)
-            self._clock += 1
-            slot.episode, slot.last_use = request.episode, self._clock
-            slot.request, slot.future, slot.sampled, slot.logprobs = request, future, [], []
-            random = torch.Generator().manual_seed(request.seed)
-            slot.draws = torch.rand(request.max_tokens, dtype=torch.float64, generator=random).tolist()
-            slot.spoken = Spoken(request.ids)
-            slot.ids, slot.next_token = list(request.ids[:start]), request.ids[-1]
+            active = self._begin(slot, request, future, source, start)
             self._waiting.remove(entry)  # only now: whoever waits is told of an error
             if missing > 1:
-                starting.append(slot)
+                starting.append(active)
                 planned += missing
         return starting
 
+    def _begin(
+        self, slot: Slot, request: Request, future: asyncio.Future[Sample], source: int, start: int
+    ) -> Active:  # fmt: skip
+        """Give a slot to a request, with the first `start` tokens, which the slot `source` holds."""
+        self._cache.make_room(len(request.ids) + request.max_tokens, self.model.get_input_embeddings().weight)
+        if source != slot.number:
+            self._cache.copy(source, slot.number, start)
+        self._clock += 1
+        slot.ids, slot.episode, slot.last_use = list(request.ids[:start]), request.episode, self._clock
+        random = torch.Generator().manual_seed(request.seed)
+        draws = torch.rand(request.max_tokens, dtype=torch.float64, generator=random).tolist()
+        self._active.append(Active(slot, request, future, draws, Spoken(request.ids), request.ids[-1]))
+        return self._active[-1]
+
     @torch.no_grad()
-    def _start(self, slots: Sequence[Slot]) -> None:
+    def _start(self, starting: Sequence[Active]) -> None:
         """Compute what the slots lack of their prompts, and sample each one's first token."""
-        prompts = [prompt_of(slot) for slot in slots]
-        parts = [Prefill(slot.number, len(slot.ids), len(ids)) for slot, ids in zip(slots, prompts, strict=True)]
         device = self.model.get_input_embeddings().weight.device
-        new = [ids[part.start :] for part, ids in zip(parts, prompts, strict=True)]
+        parts = [Prefill(each.slot.number, len(each.slot.ids), len(each.request.ids)) for each in starting]
+        tokens = [token for part, each in zip(parts, starting, strict=True) for token in each.request.ids[part.start :]]
         positions = torch.cat([torch.arange(part.start, part.end) for part in parts])
-        hidden = self._forward(
-            torch.tensor([[token for ids in new for token in ids]], device=device),
-            positions.to(device)[None],
-            Prefills(tuple(parts)),
-        )
-        for slot, ids in zip(slots, prompts, strict=True):
-            slot.ids = list(ids)
-        last = np.cumsum([len(ids) for ids in new]) - 1
-        self._sample([(slot, []) for slot in slots], hidden[0, last.tolist()])
+        view = Prefills(tuple(parts))
+        hidden = self._forward(torch.tensor([tokens], device=device), positions.to(device)[None], view)
+        for each in starting:
+            each.slot.ids = list(each.request.ids)
+        last = np.cumsum([part.end - part.start for part in parts]) - 1
+        self._sample([(each, []) for each in starting], hidden[0, last.tolist()])
 
     @torch.no_grad()
     def _step(self) -> None:
         """Compute what each slot sampled last and what is guessed to follow, and sample the next token after it."""
         self._compact()
+        self._active.sort(key=lambda each: each.slot.number)
         # There is a draw left for each token that may be sampled; after the last one, none is guessed.
-        guessed = [(slot, slot.spoken.guess(min(GUESSES, len(slot.draws) - 1))) for slot in self.slots if slot.request]
+        guessed = [(each, each.spoken.guess(min(GUESSES, len(each.draws) - 1))) for each in self._active]
         tokens, places = list[int](), list[tuple[int, int, int]]()
-        for slot, after in guessed:
+        for each, after in guessed:
+            slot = each.slot
             places += [(slot.number, number, len(slot.ids) + number) for number in range(1 + len(after))]
-            slot.ids.append(slot.next_token)
-            tokens += slot.next_token, *after
+            slot.ids.append(each.next_token)
+            tokens += each.next_token, *after
         device = self.model.get_input_embeddings().weight.device
         # In steps, since each new length costs a GPU some setup; what is added is masked.
         longest = -(-max(1 + place for *_, place in places) // KEYS_STEP) * KEYS_STEP
@@ -496,8 +505,8 @@ class LocalEngine(Engine):
 
     def _compact(self) -> None:
         """Move active slots into earlier free ones, since a step covers all slots up to the last active one."""
-        for free in [slot for slot in self.slots if slot.request is None and not slot.episode]:
-            last = max((slot for slot in self.slots if slot.request), key=lambda slot: slot.number)
+        for free in [slot for slot in self._free_slots() if not slot.episode]:
+            last = max((active.slot for active in self._active), key=lambda slot: slot.number)
             if last.number < free.number:
                 return
             self._cache.copy(last.number, free.number, len(last.ids))
@@ -512,48 +521,35 @@ class LocalEngine(Engine):
         ).last_hidden_state
         return hidden
 
-    def _sample(self, guessed: Sequence[tuple[Slot, Sequence[int]]], hidden_RD: Tensor) -> None:
-        """Sample each slot's next token with its own random numbers, so that it doesn't depend on the other slots; and
+    def _sample(self, guessed: Sequence[tuple[Active, Sequence[int]]], hidden_RD: Tensor) -> None:
+        """Sample each request's next token with its own random numbers, so that it doesn't depend on the others; and
         as long as it is the one that was guessed, the one after."""
         _, head = decoder_and_head(self.model)
-        rows = [
-            (slot.request, draw) for slot, after in guessed for draw in slot.draws[: 1 + len(after)] if slot.request
-        ]
+        rows = [(each.request, draw) for each, after in guessed for draw in each.draws[: 1 + len(after)]]
         device = hidden_RD.device
         temperatures = torch.tensor([request.sampling.temperature or 1.0 for request, _ in rows], device=device)
         logprobs_RV = (fp32_logits(head, hidden_RD) / temperatures[:, None]).log_softmax(-1)
-        chosen_R = inverse_cdf(logprobs_RV, below_one([draw for _, draw in rows]).to(device))
-        greedy = torch.tensor([request.sampling.temperature == 0 for request, _ in rows], device=device)
-        chosen_R = torch.where(greedy, logprobs_RV.argmax(-1), chosen_R)
+        # In fp32, draws within 2**-25 of 1 would be 1: they become the last number below it.
+        draws_R = torch.tensor([draw for _, draw in rows]).clamp(max=1 - 2**-24).to(device)
+        greedy_R = torch.tensor([request.sampling.temperature == 0 for request, _ in rows], device=device)
+        chosen_R = torch.where(greedy_R, logprobs_RV.argmax(-1), inverse_cdf(logprobs_RV, draws_R))
         chosen_logprobs = logprobs_RV.gather(1, chosen_R[:, None])[:, 0].tolist()
         if not all(map(math.isfinite, chosen_logprobs)):
             raise UserError(f"with adapter {self.adapter} the model's probabilities are NaN; go back to an earlier one")
         sampled = zip(chosen_R.tolist(), chosen_logprobs, strict=True)
-        for slot, after in guessed:
+        for each, after in guessed:
             for guess, (token, logprob) in zip((*after, None), list(islice(sampled, 1 + len(after))), strict=True):
-                slot.take(token, logprob)
-                if token != guess or slot.over:
+                each.take(token, logprob)
+                if token != guess or each.finish:
                     break
-                slot.ids.append(token)
+                each.slot.ids.append(token)
 
-    def _finish(self, slot: Slot) -> None:
-        """If the sample is complete, give it to its caller. The keys and values of its last token are not computed."""
-        request = slot.request
-        if request is None or slot.future is None or not slot.sampled:
-            return
-        stopped = slot.sampled[-1] in request.stop_ids
-        if slot.over:
-            if not slot.future.done():
-                slot.future.set_result(
-                    Sample(tuple(slot.sampled), tuple(slot.logprobs), "stop" if stopped else "length")
-                )
-            slot.request = slot.future = None
-
-
-def prompt_of(slot: Slot) -> tuple[int, ...]:
-    """All tokens of the request that starts in a slot."""
-    assert slot.request is not None
-    return tuple(slot.request.ids)
+    def _finish(self) -> None:
+        """Give complete samples to their callers. The keys and values of a last token are not computed."""
+        for each in [active for active in self._active if active.finish]:
+            if each.finish and not each.future.done():
+                each.future.set_result(Sample(tuple(each.sampled), tuple(each.logprobs), each.finish))
+            self._active.remove(each)
 
 
 def longest_start(held: Sequence[Sequence[int]], wanted: Sequence[int], own: int) -> tuple[int, int]:
@@ -567,18 +563,6 @@ def longest_start(held: Sequence[Sequence[int]], wanted: Sequence[int], own: int
             shared = common_start(ids, wanted)
             source, start = (number, shared) if shared > start else (source, start)
     return source, start
-
-
-def share(held: Sequence[int], wanted: Sequence[int], tokens: int) -> bool:
-    """Whether two sequences share their first tokens, that many. The last of these rules out most, however many."""
-    if min(len(held), len(wanted)) < tokens:
-        return False
-    return held[tokens - 1] == wanted[tokens - 1] and held[:tokens] == wanted[:tokens]
-
-
-def below_one(draws: Sequence[float]) -> Tensor:
-    """Draws from [0, 1) in fp32, where those within 2**-25 of 1 would be 1: they become the last number below it."""
-    return torch.tensor(draws, dtype=torch.float32).clamp(max=1 - 2**-24)
 
 
 def inverse_cdf(logprobs_SV: Tensor, draws_S: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import httpx
 
@@ -43,6 +43,7 @@ from forage.policy.adapters import changes_tokens, weights_digest
 from forage.policy.policy import vocabulary_of
 from forage.text import from_json, say, without_passwords
 
+T = TypeVar("T")
 SLEEP = "/sleep?level=1&mode=wait"  # wait: what is being sampled is finished first
 WAKE = "/wake_up"
 IS_SLEEPING = "/is_sleeping"
@@ -73,7 +74,6 @@ class VLLMEngine(Engine):
         self._served: dict[str, Served] = {}
         self._plain: dict[httpx.AsyncClient, Sample] = {}  # what each server's base answers to COMPARED
         self._laid_down: set[httpx.AsyncClient] = set()  # servers that sleep by this engine's word
-        self._waited: set[httpx.AsyncClient] = set()  # servers that were found asleep
         headers = {"Authorization": f"Bearer {options.api_key}"} if options.api_key else {}
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
         more: dict[str, Any] = {"headers": headers, "timeout": options.timeout, "limits": limits}
@@ -104,7 +104,7 @@ class VLLMEngine(Engine):
         """Wake servers for whoever comes next. One attempt: this may be the end by an error or a signal."""
         for client in self._clients if self.sleeps else ():
             try:
-                await self._rouse(client)
+                await self._put(client, asleep=False)
             except (UnreadyError, UserError) as error:
                 say(f"{client.base_url} may be asleep still ({error}); wake it: {waking(client)}")
         await self.close()
@@ -114,22 +114,16 @@ class VLLMEngine(Engine):
             await client.aclose()
 
     async def _find_base(self) -> None:
-        bases = [await self._wait_for(client) for client in self._clients]
-        if len(set(bases)) != 1:
-            raise UserError(f"the servers serve different models: {', '.join(sorted(set(bases)))}")
-        self._base = bases[0]
-
-    async def _wait_for(self, client: httpx.AsyncClient) -> str:
-        """The name of the base on a server, once it answers."""
-        found: dict[str, Any] = {}
-
-        async def ask(client: httpx.AsyncClient) -> None:
-            found.update(next(model for model in await self._models(client, timeout=10) if not model.get("parent")))
-
-        await self._patiently(client, ask, "can't be used", "start one: make vllm-cpu")
-        if self.wanted:
-            check_served(found, self.wanted, f"the server at {client.base_url}")
-        return str(found["id"])
+        bases = set()
+        for client in self._clients:
+            models = await self._patiently(client, self._models, "can't be used", "start one: make vllm-cpu")
+            found = next(model for model in models if not model.get("parent"))
+            if self.wanted:
+                check_served(found, self.wanted, f"the server at {client.base_url}")
+            bases.add(found["id"])
+        if len(bases) != 1:
+            raise UserError(f"the servers serve different models: {', '.join(sorted(bases))}")
+        [self._base] = bases
 
     async def _ready(self, client: httpx.AsyncClient) -> None:
         """A server that sleeps belongs to a trainer, on whose GPU it would wake; until then it answers nothing.
@@ -138,16 +132,9 @@ class VLLMEngine(Engine):
         """
         if self.sleeps:
             await self._check_sleep_mode(client)
-            await self._rouse(client)
+            await self._put(client, asleep=False)
         elif await self._asleep(client):
-            if client not in self._waited:
-                self._waited.add(client)
-                print(
-                    f"{client.base_url} is asleep: waiting until the trainer that put it to sleep wakes it; if that "
-                    f"was killed: {waking(client)}",
-                    flush=True,
-                )
-            raise UnreadyError("it is asleep")
+            raise UnreadyError(f"asleep until its trainer wakes it; if that was killed: {waking(client)}")
 
     async def _probe(self, client: httpx.AsyncClient) -> None:
         """Refuse a server whose log-probabilities are not those of the distribution that it samples from."""
@@ -273,7 +260,7 @@ class VLLMEngine(Engine):
         for client in self._clients:
             await self._patiently(client, self._check_sleep_mode, "can't say how it was started")
         for client in self._clients:
-            await self._patiently(client, self._lay_down, "can't be put to sleep")
+            await self._patiently(client, lambda each: self._put(each, asleep=True), "can't be put to sleep")
 
     async def _check_sleep_mode(self, client: httpx.AsyncClient) -> None:
         if not has_sleep_mode(await self._call(client, "GET", CONFIGURATION), client):
@@ -282,27 +269,26 @@ class VLLMEngine(Engine):
     async def _sleep(self, client: httpx.AsyncClient) -> None:
         if client not in self._laid_down and await self._asleep(client):
             raise UserError(f"{client.base_url} is asleep already; give each trainer a server of its own")
-        await self._lay_down(client)
+        await self._put(client, asleep=True)
         self._laid_down.add(client)
 
-    async def _lay_down(self, client: httpx.AsyncClient) -> None:
-        if not await self._asleep(client):
-            await self._post(client, SLEEP)
-            if not await self._asleep(client):
-                raise UnreadyError("it does not fall asleep")
-
-    async def _rouse(self, client: httpx.AsyncClient) -> None:
-        if await self._asleep(client):
-            await self._post(client, WAKE)
-            if await self._asleep(client):
-                raise UnreadyError("it does not wake")
+    async def _put(self, client: httpx.AsyncClient, *, asleep: bool) -> None:
+        """Let a server sleep, or wake it, unless it does or is already."""
+        if await self._asleep(client) == asleep:
+            return
+        path = SLEEP if asleep else WAKE
+        answer = await self._call(client, "POST", path)
+        if answer.status_code != 200:
+            raise UserError(f"{client.base_url} refuses {path} ({message_of(answer)}); is its version supported?")
+        if await self._asleep(client) != asleep:
+            raise UnreadyError("it does not fall asleep" if asleep else "it does not wake")
 
     async def _resume(self, client: httpx.AsyncClient) -> None:
         """Wake a server, check that its base is what it was, and load the adapter in use from its file.
 
         So nothing depends on what became of the adapter's memory, nor on whether the server was started again.
         """
-        await self._rouse(client)
+        await self._put(client, asleep=False)
         before = self._plain[client]
         await self._probe(client)
         if not alike(self._plain[client], before):
@@ -318,23 +304,21 @@ class VLLMEngine(Engine):
 
     async def _asleep(self, client: httpx.AsyncClient) -> bool:
         answer = await self._call(client, "GET", IS_SLEEPING)
-        asleep = asleep_of(answer)
+        try:
+            asleep: Any = from_json(answer.content)["is_sleeping"]
+        except (ValueError, KeyError, TypeError):
+            asleep = None
         if self.sleeps and answer.status_code == 404:
             raise without_sleep_mode(client)
-        if self.sleeps and asleep is None:
+        if self.sleeps and not isinstance(asleep, bool):
             raise UnreadyError(f"status {answer.status_code}, but no word on whether it sleeps")
         return asleep is True  # most servers lack the route
 
-    async def _post(self, client: httpx.AsyncClient, path: str) -> None:
-        answer = await self._call(client, "POST", path)
-        if answer.status_code != 200:
-            raise UserError(f"{client.base_url} refuses {path} ({message_of(answer)}); is its version supported?")
-
     # HTTP
 
-    async def _models(self, client: httpx.AsyncClient, timeout: float | None = None) -> list[dict[str, Any]]:
+    async def _models(self, client: httpx.AsyncClient) -> list[dict[str, Any]]:
         """The models and adapters of a server."""
-        answer = await self._call(client, "GET", "/v1/models", timeout=timeout)
+        answer = await self._call(client, "GET", "/v1/models", timeout=min(10, self.options.timeout))
         try:
             models = from_json(answer.content)["data"]
             if all(isinstance(model["id"], str) for model in models) and not all(m.get("parent") for m in models):
@@ -362,9 +346,9 @@ class VLLMEngine(Engine):
         return answer
 
     async def _patiently(
-        self, client: httpx.AsyncClient, action: Callable[[httpx.AsyncClient], Awaitable[None]], what: str,
+        self, client: httpx.AsyncClient, action: Callable[[httpx.AsyncClient], Awaitable[T]], what: str,
         way_out: str = "restart it",
-    ) -> None:  # fmt: skip
+    ) -> T:  # fmt: skip
         """Do something on a server, waiting if it is starting, and saying so every other minute."""
         begun = said = time.monotonic()
         while True:
@@ -392,15 +376,6 @@ def login_of(url: str) -> tuple[str, str] | None:
 def address(url: httpx.URL) -> str:
     """Host, port and path. Example: http://gpu1:8100/ gives gpu1:8100."""
     return f"{url.netloc.decode()}{url.path}".rstrip("/")
-
-
-def asleep_of(answer: httpx.Response) -> bool | None:
-    """Whether the server sleeps; None if the answer doesn't say, as most servers have no such route."""
-    try:
-        asleep: Any = from_json(answer.content)["is_sleeping"]
-    except (ValueError, KeyError, TypeError):
-        return None
-    return asleep if isinstance(asleep, bool) else None
 
 
 def has_sleep_mode(answer: httpx.Response, client: httpx.AsyncClient) -> bool:

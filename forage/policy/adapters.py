@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from forage.errors import UserError
-from forage.files import GONE, replacing, replacing_folder
-from forage.manifest import file_digest
+from forage.files import GONE, replacing_folder
+from forage.manifest import file_digest, write_manifest
 
 DIGITS = 8  # of a digest in a served name
 LEAST_B = 1e-3
@@ -82,8 +82,8 @@ def weights_digest(folder: Path) -> str:
 def list_contents(folder: Path) -> None:
     """Write down what an adapter consists of, so that another machine can tell whether it sees all of it."""
     files = {path.name: path.stat().st_size for path in sorted(folder.iterdir()) if path.name != CONTENTS}
-    with replacing(folder / CONTENTS) as file:
-        json.dump({"files": files, "config": file_digest(folder / CONFIG), "weights": weights_digest(folder)}, file)
+    digests = {"config": file_digest(folder / CONFIG), "weights": weights_digest(folder)}
+    write_manifest(folder / CONTENTS, {"files": files} | digests)
 
 
 def whole_digest(folder: Path) -> str | None:

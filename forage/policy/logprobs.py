@@ -82,7 +82,7 @@ def _hidden(decoder: Any, batch: TokenBatch) -> Tensor:
         ids_BT, positions_BT = batch.tree.ids_N[None], batch.tree.positions_N[None]
         # transformers passes a mask of four dimensions on as it is: what is added to the attention scores.
         if decoder.config._attn_implementation == BRANCHES:
-            more = {"branches": Branches.of(batch.tree.branches, decoder.dtype, on_gpu=ids_BT.is_cuda)}
+            more = {"branches": Branches(batch.tree.branches, None if ids_BT.is_cuda else decoder.dtype)}
             mask = torch.full((1, 1, 1, 1), torch.nan)  # for a model that doesn't hand `branches` on to its attention
         else:
             seen_NN = batch.tree.seen_NN

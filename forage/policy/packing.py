@@ -6,10 +6,10 @@ Episodes of one prompt are packed as a tree, over which attention goes branch by
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from itertools import pairwise
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, Self, TypeVar
 
 import numpy as np
 import torch
@@ -60,26 +60,23 @@ class Branches:
     """What attention over a tree needs in each layer. One object, since libraries that shard look into tuples."""
 
     parts: tuple[Branch, ...]
-    unseen: tuple[Tensor, ...]
-    """For each branch what is added to its scores: 0, or minus infinity. None on a GPU, whose kernels are causal."""
+    dtype: torch.dtype | None
+    """Of masks; None on a GPU, whose kernels are causal."""
     masks: dict[int, tuple[Tensor, ...]] = field(default_factory=dict)
-    """`unseen` for so many heads at once, made once, since the backward pass keeps what each layer was given."""
-
-    @classmethod
-    def of(cls, parts: Sequence[Branch], dtype: torch.dtype, *, on_gpu: bool = False) -> Branches:
-        seen = [] if on_gpu else [branch.seen_PQ for branch in parts]
-        return cls(
-            tuple(parts), tuple(torch.zeros(each.shape, dtype=dtype).masked_fill_(~each, -torch.inf) for each in seen)
-        )
+    """For each branch what is added to the scores of so many heads at once: 0, or minus infinity. Made once, since the
+    backward pass keeps what each layer was given."""
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
         """(1, heads, nodes, width) of queries, and of keys and values with as many heads or fewer."""
         lengths = [branch.end - branch.start for branch in self.parts]
         owns = torch.split(query, lengths, dim=2)
         ways = [(on_way(key, branch), on_way(value, branch)) for branch in self.parts]
-        if self.unseen:
+        if self.dtype:
             if (times := query.shape[1] // key.shape[1]) not in self.masks:
-                self.masks[times] = tuple(unseen_PQ.repeat(times, 1) for unseen_PQ in self.unseen)
+                seen = [branch.seen_PQ.repeat(times, 1) for branch in self.parts]
+                self.masks[times] = tuple(
+                    torch.zeros(each.shape, dtype=self.dtype).masked_fill_(~each, -torch.inf) for each in seen
+                )
             found = [
                 grouped_attention(own, *way, mask, scale)
                 for own, way, mask in zip(owns, ways, self.masks[times], strict=True)
@@ -144,8 +141,18 @@ class Tokens(Protocol):
     def mask(self) -> Sequence[int]: ...
 
 
+class Movable:
+    """A dataclass whose tensors move together."""
+
+    def to(self, device: torch.device | str) -> Self:
+        moved = {each.name: getattr(self, each.name) for each in fields(self)}  # type: ignore[arg-type]
+        return type(self)(
+            **{name: value.to(device) if hasattr(value, "to") else value for name, value in moved.items()}
+        )
+
+
 @dataclass(frozen=True)
-class TokenTree:
+class TokenTree(Movable):
     """Sequences as branches of trees: what they begin with in common is there once. Each token is a node.
 
     Example: 5 6 7 8 and 5 6 9:
@@ -172,15 +179,9 @@ class TokenTree:
             seen_NN[branch.start : branch.end, branch.nodes] = branch.seen_PQ
         return seen_NN.to(self.ids_N.device)
 
-    def to(self, device: torch.device | str) -> TokenTree:
-        return TokenTree(
-            self.ids_N.to(device), self.parents_N.to(device), self.positions_N.to(device), self.branches,
-            self.node_BT.to(device),
-        )  # fmt: skip
-
 
 @dataclass(frozen=True)
-class TokenBatch:
+class TokenBatch(Movable):
     """Sequences as rows padded at the end.
 
     Example: prompt 5 6 with sampled 7 8, and prompt 5 with sampled 9:
@@ -200,13 +201,6 @@ class TokenBatch:
     """1 = a token, 0 = padding."""
     tree: TokenTree | None = None
     """What is computed in the place of the rows, each token that several of them share once."""
-
-    def to(self, device: torch.device | str) -> TokenBatch:
-        return TokenBatch(
-            self.ids_BT.to(device), self.positions_BT.to(device), self.sampled_BT.to(device),
-            self.sequence_BT.to(device), self.attention_BT.to(device),
-            None if self.tree is None else self.tree.to(device),
-        )  # fmt: skip
 
     @property
     def tokens(self) -> int:
@@ -234,7 +228,15 @@ def pack(sequences: Sequence[Tokens], budget: int) -> list[TokenBatch]:
     The longest sequences come first and similar lengths share a batch, so that there is little padding, and memory runs
     out right away or never.
     """
-    return [_pad(sequences, group) for group in _groups([len(s.ids) for s in sequences], budget)]
+    lengths, groups = [len(sequence.ids) for sequence in sequences], list[list[int]]()
+    for number in sorted(range(len(lengths)), key=lambda number: (-lengths[number], number)):
+        for group in groups:  # into the first with room for it
+            if (len(group) + 1) * lengths[group[0]] <= budget:  # the first is the longest, and every row costs as much
+                group.append(number)
+                break
+        else:
+            groups.append([number])
+    return [_pad(sequences, group) for group in groups]
 
 
 def pack_trees(sequences: Sequence[Tokens], budget: int) -> list[TokenBatch]:
@@ -298,19 +300,6 @@ def values_like(batch: TokenBatch, rows: Sequence[Sequence[float]]) -> Tensor:
     for number in wanted:
         table_NT[number, : len(rows[number])] = torch.tensor(rows[number])
     return table_NT[batch.sequence_BT, batch.positions_BT]
-
-
-def _groups(lengths: Sequence[int], budget: int) -> list[list[int]]:
-    """Group the sequences' indices: longest first, each into the first group with room for it."""
-    groups: list[list[int]] = []
-    for number in sorted(range(len(lengths)), key=lambda number: (-lengths[number], number)):
-        for group in groups:
-            if (len(group) + 1) * lengths[group[0]] <= budget:  # the first is the longest, and every row costs as much
-                group.append(number)
-                break
-        else:
-            groups.append([number])
-    return groups
 
 
 def _pad(sequences: Sequence[Tokens], group: Sequence[int]) -> TokenBatch:

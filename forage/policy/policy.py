@@ -36,9 +36,7 @@ def load_tokenizer(card: PolicyCard) -> Any:
 
 def vocabulary_of(card: PolicyCard) -> int:
     """Number of tokens that the model has weights for: at least as many as the tokenizer knows."""
-    from transformers import AutoConfig
-
-    return int(AutoConfig.from_pretrained(card.base).get_text_config().vocab_size)
+    return int(base_config(card).get_text_config().vocab_size)
 
 
 def check_length(card: PolicyCard, tokens: int) -> None:
@@ -72,15 +70,18 @@ def load_base(card: PolicyCard, *, dequantize: bool = False, device: str = "auto
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     model: Any = AutoModelForCausalLM.from_pretrained(card.base, config=config, dtype=dtype, device_map=device)
-    if card.quantized:
-        unpack_to(model, dtype)
-    if card.quantized and dequantize:
+    if not card.quantized:
+        return model
+    # bitsandbytes unpacks to the type of the input in the forward pass, but in the backward pass, and for good, to the
+    # type that was quantised. If that rounds more, they would not be the same weights.
+    for layer in packed_layers(model):
+        layer.weight.quant_state.dtype = dtype
+    if dequantize:
         return model.dequantize().to(dtype)
-    if card.quantized:
-        for weight in model.parameters():  # transformers leaves those of a 4-bit base as they are stored
-            if weight.is_floating_point():
-                weight.data = weight.data.to(dtype)
-        keep_trainable(model)
+    for weight in model.parameters():  # transformers leaves those of a 4-bit base as they are stored
+        if weight.is_floating_point():
+            weight.data = weight.data.to(dtype)
+    keep_trainable(model)
     return model
 
 
@@ -210,16 +211,6 @@ def store_as(model: nn.Module, dtype: torch.dtype) -> None:
         if layer.weight.dtype != dtype:
             layer.weight.data = viewed(layer.weight.data, dtype)
             layer.weight.quant_storage = layer.quant_storage = dtype
-
-
-def unpack_to(model: nn.Module, dtype: torch.dtype) -> None:
-    """Unpack weights to this type everywhere.
-
-    bitsandbytes unpacks to the type of the input in the forward pass, but in the backward pass, and for good, to the
-    type that was quantised. If that rounds more, they would not be the same weights.
-    """
-    for layer in packed_layers(model):
-        layer.weight.quant_state.dtype = dtype
 
 
 def viewed(packed: Tensor, dtype: torch.dtype) -> Tensor:

@@ -137,18 +137,15 @@ class Adapted:
 
     def forward(self: Any, x: Tensor, *rest: Any, **named: Any) -> Tensor:
         [name, *others] = self.active_adapters
-        if rest or named or others or self.disable_adapters or self.merged or not self.plain(name):
+        plain = name in self.lora_A and not self.lora_variant and not self.lora_bias[name]
+        plain = plain and isinstance(self.lora_dropout[name], nn.Identity)
+        if rest or named or others or self.disable_adapters or self.merged or not plain:
             out: Tensor = super().forward(x, *rest, **named)  # type: ignore[misc]
             return out
         first, last, base = self.lora_A[name].weight, self.lora_B[name].weight, self.base_layer(x)
         # An output layer's logits are wider than what it reads.
         added: Tensor = _Adapted.apply(base, x.to(base.dtype), first, last, self.scaling[name])  # type: ignore[no-untyped-call]
         return added
-
-    def plain(self: Any, name: str) -> bool:
-        if name not in self.lora_A or self.lora_variant or self.lora_bias[name]:
-            return False
-        return isinstance(self.lora_dropout[name], nn.Identity)
 
 
 @cache

@@ -44,8 +44,7 @@ class Options:
 
 
 def main(options: Options) -> None:
-    base = serve_base(options)
-    print(f"{options.link} points to {base}")
+    print(f"{options.link} points to {serve_base(options)}")
 
 
 def serve_base(options: Options) -> Path:

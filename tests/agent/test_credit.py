@@ -39,40 +39,31 @@ def words(query, ids, mask=None):
     return list(words_in(episode, episode.searches[0], decode))
 
 
-def test_the_tokens_of_each_word():
-    """`go` and `ut` say gout, ` si` and `gns` say signs; the call around them says no word."""
-    assert words("gout signs", [0, 1, 2, 3, 4, 5, 6, 7]) == [Word("gout", [2, 3]), Word("signs", [4, 5])]
-
-
-def test_a_token_of_two_words_is_the_last_ones():
-    """In `gout signs-x signs`, `-x` ends the second word and ` signs` is the third."""
-    assert words("gout signs-x signs", [0, 1, 2, 8, 9, 8, 5, 6]) == [
-        Word("gout", [2, 3]), Word("signs-x", [4, 5]), Word("signs", [6]),
-    ]  # fmt: skip
+@pytest.mark.parametrize(
+    ("query", "ids", "said"),
+    [
+        # `go` and `ut` say gout, ` si` and `gns` say signs; the call around them says no word.
+        ("gout signs", [0, 1, 2, 3, 4, 5, 6, 7], {"gout": [2, 3], "signs": [4, 5]}),
+        # `-x` ends the second word and ` signs` is the third: a token of two words is the last one's.
+        ("gout signs-x signs", [0, 1, 2, 8, 9, 8, 5, 6], {"gout": [2, 3], "signs-x": [4, 5], "signs": [6]}),
+        ('go"', [0, 1, 10, 5, 6], {}),  # escaped in the call
+        ("", [0, 5, 6], {}),
+        # {"why": "gout", "query": "gout"}
+        ("gout", [11, 1, 2, 12, 1, 2, 5, 6], {"gout": [5, 6]}),
+        ("gout", [0, 1, 2, 3, 4, 5, 6], {}),  # the query is longer
+        # <tool_call>{"query": "gout"}</tool_call> "gout"}, and the other way round
+        ("gout", [0, 1, 2, 5, 6, 13, 1, 2, 5], {"gout": [2, 3]}),
+        ("gout", [13, 1, 2, 5, 0, 1, 2, 5, 6], {"gout": [6, 7]}),
+    ],
+)
+def test_the_tokens_of_each_word(query, ids, said):
+    assert words(query, ids) == [Word(word, tokens) for word, tokens in said.items()]
 
 
 def test_a_token_that_was_given_has_no_credit():
     assert words("gout signs", [0, 1, 2, 3, 4, 5, 6], mask=[0, 0, 0, 1, 1, 1, 1]) == [
-        Word("gout", []),
-        Word("signs", [4, 5]),
-    ]
-
-
-def test_a_query_that_the_turn_spells_otherwise_has_no_words():
-    assert words('go"', [0, 1, 10, 5, 6]) == []  # escaped in the call
-    assert words("", [0, 5, 6]) == []
-
-
-def test_a_query_is_not_taken_for_another_string_of_the_call():
-    """`{"why": "gout", "query": "gout"}`"""
-    assert words("gout", [11, 1, 2, 12, 1, 2, 5, 6]) == [Word("gout", [5, 6])]
-    assert words("gout", [0, 1, 2, 3, 4, 5, 6]) == []  # the query is longer
-
-
-def test_a_query_that_the_turn_quotes_after_its_call_is_credited_in_the_call():
-    """`<tool_call>{"query": "gout"}</tool_call> "gout"}`"""
-    assert words("gout", [0, 1, 2, 5, 6, 13, 1, 2, 5]) == [Word("gout", [2, 3])]
-    assert words("gout", [13, 1, 2, 5, 0, 1, 2, 5, 6]) == [Word("gout", [6, 7])]
+        Word("gout", []), Word("signs", [4, 5]),
+    ]  # fmt: skip
 
 
 def test_each_of_a_turns_calls_is_credited_with_its_own_query():

@@ -91,7 +91,7 @@ def test_what_a_store_without_vectors_advises_is_not_refused(tmp_path):
 @pytest.mark.parametrize("text", ["{", '{"kk": 3}', "[1]"])
 def test_a_broken_file_is_told_by_its_path(tmp_path, text):
     (tmp_path / "agent.json").write_text(text)
-    with pytest.raises(UserError, match=r"agent.json can't be read .*; mend it, or delete it"):
+    with pytest.raises(UserError, match=r"agent.json is damaged .*; mend it, or delete it"):
         SearchOptions().settle(tmp_path)
 
 

@@ -1,7 +1,6 @@
 """LocalEngine: its tokens and log-probabilities are the plain model's, whatever else is in the batch."""
 
 import asyncio
-import copy
 import math
 from dataclasses import replace
 
@@ -9,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
-from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from forage.engines import local
 from forage.engines.base import Request, Sampling
@@ -19,6 +17,19 @@ from tests.factories import tiny_model
 from tests.sampling import generate, logprobs_of, requests
 
 GREEDY = Sampling(temperature=0)
+
+
+def check(request, sample, temperature=1.0):
+    """Its log-probabilities are the plain model's."""
+    expected = logprobs_of(tiny_model(), request, sample, temperature)
+    torch.testing.assert_close(torch.tensor(sample.logprobs), expected, atol=2e-5, rtol=0)
+
+
+def watched(engine):
+    """The shapes of the passes to come."""
+    seen = []
+    engine.model.model.embed_tokens.register_forward_hook(lambda _, inputs, __: seen.append(tuple(inputs[0].shape)))
+    return seen
 
 
 def test_an_adapter_on_a_weight_that_is_input_and_output_is_refused(tmp_path):
@@ -36,8 +47,7 @@ def test_logprobs_are_the_plain_models(slots, temperature):
     asked = requests(8, sampling=Sampling(temperature=temperature))
     for request, sample in zip(asked, generate(engine, *asked), strict=True):
         assert len(sample.ids) == 12 or sample.ids[-1] == 60
-        expected = logprobs_of(tiny_model(), request, sample, temperature)
-        torch.testing.assert_close(torch.tensor(sample.logprobs), expected, atol=2e-5, rtol=0)
+        check(request, sample, temperature)
 
 
 def test_a_request_draws_the_same_tokens_alone_and_in_company():
@@ -94,24 +104,20 @@ def test_guesses_change_no_sample(monkeypatch, wrong, temperature):
     assert [(sample.ids, sample.finish) for sample in guessed] == [(sample.ids, sample.finish) for sample in plain]
     assert fewer < passes if wrong > 1 else fewer == passes
     for request, sample in zip(asked, guessed, strict=True):
-        expected = logprobs_of(tiny_model(), request, sample, temperature or 1.0)
-        torch.testing.assert_close(torch.tensor(sample.logprobs), expected, atol=2e-5, rtol=0)
+        check(request, sample, temperature or 1.0)
 
 
 def passes_of(asked):
     """(forward passes, samples)."""
-    engine, passes = LocalEngine(tiny_model(), 3), []
-    engine.model.model.embed_tokens.register_forward_hook(lambda *_: passes.append(1))
+    engine = LocalEngine(tiny_model(), 3)
+    passes = watched(engine)
     samples = generate(engine, *asked)
     return len(passes), samples
 
 
 def test_a_second_turn_computes_its_new_tokens_only():
     engine = LocalEngine(tiny_model(), 2)
-    seen = []
-    engine.model.model.embed_tokens.register_forward_hook(
-        lambda module, inputs, output: seen.append(tuple(inputs[0].shape))
-    )
+    seen = watched(engine)
     first = Request((1, 2, 3, 4), 3, (), 1, episode="e")
     [sample] = generate(engine, first)
     assert seen == [(1, 4), (1, 1), (1, 1)]
@@ -119,8 +125,7 @@ def test_a_second_turn_computes_its_new_tokens_only():
     second = Request((*first.ids, *sample.ids, 9, 8), 1, (), 2, episode="e")
     [again] = generate(engine, second)
     assert seen == [(1, 3)]  # the last sampled token, which was never computed, and two new ones
-    expected = logprobs_of(tiny_model(), second, again)
-    torch.testing.assert_close(torch.tensor(again.logprobs), expected, atol=2e-5, rtol=0)
+    check(second, again)
 
 
 def test_those_that_start_together_are_computed_in_one_row(monkeypatch):
@@ -130,7 +135,6 @@ def test_those_that_start_together_are_computed_in_one_row(monkeypatch):
     its three. The second sample of each prompt waits for the first, and then lacks only the last token, which is left
     to the step: it has 6 tokens.
     """
-    seen = []
     beginning = (1, 2, 3, 4)
     asked = [
         Request((*beginning, *question), 3, (), seed, episode=str((question, seed)))
@@ -138,16 +142,12 @@ def test_those_that_start_together_are_computed_in_one_row(monkeypatch):
         for seed in range(2)
     ]
     engine = LocalEngine(tiny_model(), 6)
-    engine.model.model.embed_tokens.register_forward_hook(
-        lambda module, inputs, output: seen.append(tuple(inputs[0].shape))
-    )
+    seen = watched(engine)
     samples = generate(engine, *asked)
     # After the first step, the first samples of each prompt have two tokens and the second ones have one.
     assert seen == [(1, 7), (1, 3 + 3), (1, 6), (1, 6), (1, 3)]
     for request, sample in zip(asked, samples, strict=True):
-        torch.testing.assert_close(
-            torch.tensor(sample.logprobs), logprobs_of(tiny_model(), request, sample), atol=2e-5, rtol=0
-        )
+        check(request, sample)
     monkeypatch.setattr(local, "START_TOKENS", 5)  # 3 tokens and 3 no longer fit one pass
     seen.clear()
     engine = LocalEngine(engine.model, 6)
@@ -169,18 +169,13 @@ def test_what_waits_is_untouched_by_what_is_decoded_beside_it():
 
     second, sample = asyncio.run(run())
     assert engine.slots[0].ids[:30] == list(second.ids[:30])  # it was in the first slot all along
-    torch.testing.assert_close(
-        torch.tensor(sample.logprobs), logprobs_of(tiny_model(), second, sample), atol=2e-5, rtol=0
-    )
+    check(second, sample)
 
 
 def test_what_is_left_moves_into_the_first_slots_with_its_tokens():
     """So a step computes no rows of finished samples, and a later turn finds its tokens in the new place."""
     engine = LocalEngine(tiny_model(), 5)
-    seen = []
-    engine.model.model.embed_tokens.register_forward_hook(
-        lambda module, inputs, output: seen.append(tuple(inputs[0].shape))
-    )
+    seen = watched(engine)
     asked = [
         Request((number + 1, 2, 3), 8 if number > 2 else 2, (), number, episode="kept" if number == 4 else "")
         for number in range(5)
@@ -192,9 +187,7 @@ def test_what_is_left_moves_into_the_first_slots_with_its_tokens():
     [again] = generate(engine, second)
     assert seen == [(1, 2), (1, 1), (1, 1)]  # nothing is recomputed, and it is the only row
     for request, sample in (*zip(asked, samples, strict=True), (second, again)):
-        torch.testing.assert_close(
-            torch.tensor(sample.logprobs), logprobs_of(tiny_model(), request, sample), atol=2e-5, rtol=0
-        )
+        check(request, sample)
 
 
 def test_more_episodes_than_slots_and_turns_that_come_back_late():
@@ -206,8 +199,7 @@ def test_more_episodes_than_slots_and_turns_that_come_back_late():
         for turn in range(3):
             request = Request((*ids, 10 + turn), 4, (), number * 10 + turn, episode=str(number))
             sample = await engine.generate(request)
-            expected = logprobs_of(tiny_model(), request, sample)
-            torch.testing.assert_close(torch.tensor(sample.logprobs), expected, atol=2e-5, rtol=0)
+            check(request, sample)
             ids = (*request.ids, *sample.ids)
             await asyncio.sleep(0.001 * (number % 3))
         engine.release(str(number))
@@ -231,8 +223,7 @@ def test_keys_come_in_steps_of_64_with_the_same_figures(monkeypatch, taken):
     seen.clear()
     [sample] = generate(engine, request)  # in the same slot, where the longer one's keys still are
     assert seen == [64 * math.ceil(length / 64) for length in range(taken + 1, taken + 6) for _ in range(4)]
-    expected = logprobs_of(tiny_model(), request, sample)
-    torch.testing.assert_close(torch.tensor(sample.logprobs), expected, atol=2e-5, rtol=0)
+    check(request, sample)
     monkeypatch.setattr(local, "KEYS_STEP", 1)
     [exact] = generate(LocalEngine(tiny_model(), 1), request)
     assert exact.ids == sample.ids
@@ -260,21 +251,6 @@ def test_with_an_adapter_it_samples_as_peft_does_and_without_it_as_before(tmp_pa
     engine.unload_adapter()
     assert all(torch.equal(weight, before[name]) for name, weight in model.state_dict().items())
     assert generate(engine, request) == [base]
-
-
-def test_bf16_and_models_of_another_family():
-    torch.manual_seed(0)
-    config = Qwen2Config(
-        vocab_size=61, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=1,
-    )  # fmt: skip
-    model = Qwen2ForCausalLM(config).bfloat16()
-    plain = Qwen2ForCausalLM(copy.deepcopy(config)).bfloat16()
-    plain.load_state_dict(model.state_dict())
-    request = Request((1, 2, 3, 4), 8, (), 3)
-    [sample] = generate(LocalEngine(model, 2), request)
-    expected = logprobs_of(plain, request, sample)
-    torch.testing.assert_close(torch.tensor(sample.logprobs), expected, atol=0.05, rtol=0)
 
 
 def test_inverse_cdf_by_hand():

@@ -25,14 +25,6 @@ from tests.tiny import make_model, make_tokenizer
 REQUEST = Request((1, 2, 3, 4), 8, (), 3)
 
 
-def adapter(folder, model, seed=1, **settings):
-    """An adapter far from zero."""
-    torch.manual_seed(seed)
-    config = LoraConfig(r=4, target_modules="all-linear", init_lora_weights=False, **settings)
-    get_peft_model(model, config).save_pretrained(folder)
-    return folder
-
-
 def scores_of(policy, asked, samples):
     parts = [
         Sequence(r.ids + s.ids, (0,) * len(r.ids) + (1,) * len(s.ids)) for r, s in zip(asked, samples, strict=True)

@@ -99,17 +99,6 @@ def test_no_server_is_put_to_sleep_if_one_of_them_is_refused(fake):
     assert fake.turns == []
 
 
-def test_an_adapter_whose_memory_is_spoilt_is_loaded_again(fake, adapter):
-    async def act(engine):
-        await slept(engine, adapter)
-        fake.spoils = True
-        await engine.wake()
-        assert not fake.spoilt
-
-    with_engine(act, fake)
-    assert fake.turns == ["load", SLEEP, WAKE, "unload", "load"]
-
-
 def test_a_base_whose_memory_is_spoilt_ends_in_one_line(fake, adapter):
     async def act(engine):
         await slept(engine, adapter)

@@ -1,7 +1,6 @@
 """Losses and advantages: values by hand, and micro-batches that add up to the whole, however it is cut."""
 
 import math
-from dataclasses import dataclass
 
 import pytest
 import torch
@@ -25,14 +24,9 @@ from forage.grpo.losses import (
 )
 from forage.grpo.options import LossOptions
 from forage.policy.packing import pack
+from tests.factories import Sequence
 
 LOG2 = math.log(2)
-
-
-@dataclass
-class Sequence:
-    ids: tuple
-    mask: tuple
 
 
 # Prompt, two of the policy's tokens, a tool's, one of the policy's; and a shorter episode with a single one.

@@ -112,15 +112,6 @@ def test_a_server_that_is_not_this_runs_is_refused_and_left_awake(tiny, tmp_path
     assert fake.turns == []
 
 
-def test_a_server_that_is_not_there_is_missed_before_a_policy_is_loaded(tiny, tmp_path, monkeypatch):
-    monkeypatch.setattr(training, "load_policy", None)
-    engine = EngineOptions("vllm", ("http://127.0.0.1:9",), patience=0.1)
-    with pytest.raises(
-        UserError, match=r"^no vLLM server answers at http://127\.0\.0\.1:9 .*; start one: make vllm-cpu$"
-    ):
-        train(tiny_options(tiny, tmp_path / "run", engine=engine, vllm_sleep=True))
-
-
 # Options
 
 

@@ -10,7 +10,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from forage.policy import logprobs
 from forage.policy.card import read_policy_card
 from forage.policy.logprobs import token_logprobs
-from forage.policy.packing import BRANCHES, Branch, Branches, attend_by_branches, pack, pack_trees
+from forage.policy.packing import BRANCHES, Branch, Branches, attend_by_branches, pack_trees
 from forage.policy.policy import load_policy
 
 
@@ -26,7 +26,7 @@ def test_what_a_branch_sees_by_hand():
 def test_output_and_gradients_are_those_under_a_mask(heads, on_gpu):
     """Six heads of queries over as many heads of keys and values, or fewer; the GPU's way too, which a CPU can go."""
     drawn = torch.Generator().manual_seed(0)
-    parts = [Branch(0, 5, ((0, 5),)), Branch(5, 9, ((0, 3), (5, 9))), Branch(9, 10, ((0, 3), (5, 7), (9, 10)))]
+    parts = Branch(0, 5, ((0, 5),)), Branch(5, 9, ((0, 3), (5, 9))), Branch(9, 10, ((0, 3), (5, 7), (9, 10)))
     seen_NN = torch.zeros(10, 10, dtype=torch.bool)
     for part in parts:
         seen_NN[part.start : part.end, part.nodes] = part.seen_PQ
@@ -41,14 +41,14 @@ def test_output_and_gradients_are_those_under_a_mask(heads, on_gpu):
         return [found.detach(), *(state.grad.clone() for state in states)]
 
     masked = of(lambda: scaled_dot_product_attention(*states, attn_mask=seen_NN, scale=0.5, enable_gqa=True))
-    ours = of(lambda: Branches.of(parts, torch.float32, on_gpu=on_gpu).attend(*states, 0.5))
+    ours = of(lambda: Branches(parts, None if on_gpu else torch.float32).attend(*states, 0.5))
     for one, other in zip(ours, masked, strict=True):
         torch.testing.assert_close(one, other)
 
 
 def test_layers_keep_one_mask_for_their_backward_passes():
     """Six heads over two are three times the branch's five queries."""
-    branches = Branches.of([Branch(0, 5, ((0, 5),))], torch.float32)
+    branches = Branches((Branch(0, 5, ((0, 5),)),), torch.float32)
     query, keys = torch.randn(1, 6, 5, 4, requires_grad=True), torch.randn(1, 2, 5, 4)
     kept = []
     with torch.autograd.graph.saved_tensors_hooks(lambda state: kept.append(state) or state, lambda state: state):
@@ -67,17 +67,6 @@ SMALL = {
     "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
     "num_key_value_heads": 4, "vocab_size": 64, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
 }  # fmt: skip
-
-
-@pytest.mark.parametrize("kind", ["llama", "qwen3", "olmo2"])
-def test_a_kind_of_model_scores_a_tree_as_it_scores_rows(kind):
-    torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **SMALL)).float().eval()
-    attend_by_branches(model)
-    assert model.config._attn_implementation == BRANCHES
-    rows = [SimpleNamespace(ids=ids, mask=(0, 0, 1, 1, 1)) for ids in ((5, 6, 7, 8, 9), (5, 6, 9, 9, 7))]
-    [tree], [plain] = pack_trees(rows, 100), pack(rows, 100)
-    torch.testing.assert_close(token_logprobs(model, tree), token_logprobs(model, plain))
 
 
 def test_a_model_that_does_not_hand_branches_on_gets_no_numbers(monkeypatch):

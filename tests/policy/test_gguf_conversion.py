@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from gguf import GGMLQuantizationType as Kind
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM
 
 from forage.policy.base_models import resolve_model
 
@@ -92,23 +92,3 @@ def test_a_gguf_file_becomes_a_plain_bf16_model(converted):
     for ours, name in expected.items():
         assert torch.equal(found[f"model.{ours}.weight"], tensors[name].bfloat16()), name
     assert torch.equal(found["lm_head.weight"], tensors["token_embd"].bfloat16())
-
-
-def test_queries_and_keys_are_reordered_for_transformers(converted):
-    """GGUF keeps a head's rotary pairs side by side, transformers a half of the head apart."""
-    folder, tensors = converted
-    found = AutoModelForCausalLM.from_pretrained(folder).state_dict()
-    for name, ours, heads in (("attn_q", "q_proj", HEADS), ("attn_k", "k_proj", KV_HEADS)):
-        pairs = tensors[f"blk.1.{name}"].view(heads, WIDTH // HEADS // 2, 2, WIDTH)
-        wanted = pairs.transpose(1, 2).reshape(-1, WIDTH)
-        assert torch.equal(found[f"model.layers.1.self_attn.{ours}.weight"], wanted.bfloat16())
-
-
-def test_tokenizer_and_chat_template_come_along(converted):
-    folder, _ = converted
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    assert tokenizer.tokenize("he a") == ["he", "Ġa"]
-    assert tokenizer.convert_tokens_to_ids(["he", "Ġa"]) == [len(TOKENS) - 1, len(TOKENS) - 2]
-    prompt = tokenizer.apply_chat_template([{"role": "user", "content": "he"}], tokenize=False)
-    assert prompt == "user: he<|im_end|>"
-    assert tokenizer.eos_token == "<|im_end|>"

@@ -5,10 +5,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from peft import LoraConfig, get_peft_model
 from torch import nn
 
-from forage.errors import UserError
 from forage.policy.logprobs import chunk_scores, token_logprobs
 from forage.policy.packing import TokenBatch
 from tests.factories import plain_logprobs as plain
@@ -84,24 +82,3 @@ def test_only_positions_before_sampled_tokens_reach_the_output_layer():
     assert seen == [4, 4, 1]
     assert logprobs[batch.sampled_BT == 0].abs().sum() == 0
     assert (logprobs[batch.sampled_BT == 1] < 0).all()
-
-
-def test_the_reference_is_the_same_weights_with_the_adapter_off():
-    base, batch = tiny_model(), batch_of()
-    reference = token_logprobs(base, batch).detach()
-    policy = get_peft_model(base, LoraConfig(r=4, target_modules="all-linear", init_lora_weights=False))
-    changed = token_logprobs(policy, batch)
-    assert (changed - reference).abs().max() > 1e-3
-    with policy.disable_adapter(), torch.no_grad():
-        torch.testing.assert_close(token_logprobs(policy, batch), reference)
-    changed.sum().backward()
-    trained = [name for name, p in policy.named_parameters() if p.grad is not None]
-    assert trained
-    assert all("lora_" in name for name in trained)
-
-
-def test_models_that_change_their_logits_are_refused():
-    model = tiny_model()
-    model.config.final_logit_softcapping = 30.0
-    with pytest.raises(UserError, match="final_logit_softcapping"):
-        token_logprobs(model, batch_of())

@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -13,7 +13,7 @@ from create_lora_model import Options, main
 from forage.errors import UserError
 from forage.policy.base_models import base_digest
 from forage.policy.card import AdapterOptions, read_policy_card
-from forage.policy.policy import load_base, load_policy, load_tokenizer
+from forage.policy.policy import load_tokenizer
 from tests.factories import tiny_llama
 
 
@@ -42,17 +42,11 @@ def tiny(tmp_path_factory, model_folder):
     return folder
 
 
-def test_the_base_is_nf4_and_the_fresh_adapter_changes_nothing(created):
+def test_the_base_is_nf4(created):
     config = json.loads((created.policy / "base" / "config.json").read_text())["quantization_config"]
     assert (config["bnb_4bit_quant_type"], config["bnb_4bit_use_double_quant"]) == ("nf4", True)
     assert config["bnb_4bit_quant_storage"] == "uint8"  # vLLM reads nothing else
-    card = read_policy_card(created.policy)
-    tokenizer = load_tokenizer(card)
-    base = load_base(card)
-    ids = tokenizer("The heart pumps", return_tensors="pt")["input_ids"] % base.config.vocab_size
-    with torch.no_grad():
-        torch.testing.assert_close(load_policy(card).eval()(ids).logits, base(ids).logits)
-    assert tokenizer.chat_template
+    assert load_tokenizer(read_policy_card(created.policy)).chat_template
 
 
 def test_model_json_names_the_full_base(created):
@@ -91,18 +85,6 @@ def test_without_quantisation_the_base_stays_where_it_is(tiny, tmp_path, capsys)
     assert (config["r"], config["use_rslora"], config["use_dora"]) == (4, True, True)
     assert "lm_head" not in config["target_modules"]
     assert "parameters (" in capsys.readouterr().out
-
-
-def test_an_output_that_is_there_is_kept_unless_asked(tiny, tmp_path):
-    options = Options(base_model=str(tiny), output_dir=tmp_path / "policy", quantize=False)
-    main(options)
-    (tmp_path / "policy" / "mine.txt").write_text("x")
-    with pytest.raises(UserError, match=r"holds mine\.txt, which this script did not write; move that away"):
-        main(replace(options, overwrite=True))
-    (tmp_path / "policy" / "mine.txt").rename(tmp_path / "mine.txt")
-    (tmp_path / "policy" / "model.json").write_text("old")
-    main(replace(options, overwrite=True))
-    assert (tmp_path / "policy" / "model.json").read_text() != "old"
 
 
 def test_a_layer_that_the_base_lacks_is_told_in_one_line_and_leaves_nothing(tiny, tmp_path):
