@@ -91,8 +91,10 @@ def advantages(rewards_N: Sequence[float] | Tensor, groups_N: Sequence[Hashable]
     group_N, _, flat_G = _by_group(rewards_N, groups_N)
     groups = Groups(group_N, _sum_by(torch.ones_like(rewards_N), group_N, len(flat_G)))
     differences_N = rewards_N - groups.means(rewards_N)
-    compare = advantage_named(method)
-    return torch.where(flat_G[group_N], 0.0, compare(torch.where(flat_G[group_N], 0.0, differences_N), groups))
+    advantages_N = advantage_named(method)(torch.where(flat_G[group_N], 0.0, differences_N), groups)
+    if advantages_N.shape != differences_N.shape:
+        raise UserError(f"--advantage {method} must return a number for each of the {len(differences_N)} episodes")
+    return torch.where(flat_G[group_N], 0.0, advantages_N)
 
 
 class Groups(NamedTuple):
@@ -259,8 +261,8 @@ def loss_terms(scored: ScoredBatch, options: LossOptions, totals: Totals) -> Los
 
     tokens = LossTokens(logprobs_BT, old_BT, advantages_BT, sequence_BT, lengths_N)
     policy = loss_named(options.loss)(tokens, options)
-    if not isinstance(policy, PolicyTerms):
-        raise UserError(f"--loss {options.loss} returned {type(policy).__name__}; it must return PolicyTerms")
+    if not isinstance(policy, PolicyTerms) or policy.terms_BT.shape != mask_BT.shape:
+        raise UserError(f"--loss {options.loss} must return PolicyTerms with a term for each token, (rows, tokens)")
     correction_BT, corrected_BT = _correction(mismatch_BT, sequence_BT, count, options)
     reference_BT = scored.reference_BT
     return LossTerms(
@@ -311,11 +313,11 @@ class PolicyTerms(NamedTuple):
 
     terms_BT: Tensor
     """Its term of the loss."""
-    ratio_BT: Tensor
-    """The ratio that was clipped."""
-    clipped_low_BT: Tensor
-    """True where the lower bound of the ratio took effect; only counted, as the next."""
-    clipped_high_BT: Tensor
+    ratio_BT: Tensor | None = None
+    """The ratio that was clipped; this and the next are for statistics alone, and None where a loss has no ratio."""
+    clipped_low_BT: Tensor | None = None
+    """True where the lower bound of the ratio took effect."""
+    clipped_high_BT: Tensor | None = None
 
 
 def clip(tokens: LossTokens, options: LossOptions) -> PolicyTerms:
@@ -374,16 +376,17 @@ def policy_loss(terms: LossTerms, options: LossOptions) -> Tensor:
 def loss_sums(terms: LossTerms) -> dict[str, Tensor]:
     """A micro-batch's sums; `add_stats` adds them up and `summary` turns them into means."""
     mask_BT, policy = terms.mask_BT, terms.policy_terms
+    ratio_BT = terms.token_ratio_BT if policy.ratio_BT is None else policy.ratio_BT
     values = {
-        "clip_low": policy.clipped_low_BT, "clip_high": policy.clipped_high_BT, "ratio": policy.ratio_BT,
+        "clip_low": policy.clipped_low_BT, "clip_high": policy.clipped_high_BT, "ratio": ratio_BT,
         "corrected": terms.corrected_BT, "kl": terms.kl_BT, "entropy": terms.entropy_BT,
         "mismatch_kl": _k3(terms.mismatch_BT), "mismatch_abs": terms.mismatch_BT.abs(), "tokens": mask_BT,
     }  # fmt: skip
     sums = {name: _where(mask_BT, values_BT).sum() for name, values_BT in values.items() if values_BT is not None}
     return sums | {
         "policy_loss": (terms.policy_terms.terms_BT * terms.weights_BT).sum(),
-        "ratio_max": policy.ratio_BT.masked_fill(~mask_BT, -torch.inf).amax(),
-        "ratio_min": policy.ratio_BT.masked_fill(~mask_BT, torch.inf).amin(),
+        "ratio_max": ratio_BT.masked_fill(~mask_BT, -torch.inf).amax(),
+        "ratio_min": ratio_BT.masked_fill(~mask_BT, torch.inf).amin(),
     }
 
 

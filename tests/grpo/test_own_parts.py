@@ -73,6 +73,24 @@ def test_an_engine_of_ones_own(mine, tiny):
     assert asyncio.run(sample()).ids == (7,)
 
 
+def test_what_is_of_another_shape_is_refused(tmp_path, monkeypatch):
+    """It would be broadcast: one mean for all tokens, one advantage for all episodes."""
+    (tmp_path / "mistaken.py").write_text(
+        "from forage.grpo.losses import PolicyTerms\n"
+        "def mean(tokens, options): return PolicyTerms(tokens.logprobs_BT.mean())\n"
+        "def bare(tokens, options): return -tokens.logprobs_BT\n"
+        "def first(differences_N, groups): return differences_N[:1]\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    [batch], zeros_BT = pack([Sequence((5, 6, 7), (0, 1, 1))], 100), torch.zeros(1, 3)
+    scored = ScoredBatch(batch, torch.tensor([2.0]), zeros_BT, old_BT=zeros_BT, sampler_BT=zeros_BT)
+    for name in ("mean", "bare"):
+        with pytest.raises(UserError, match=f"mistaken:{name} must return PolicyTerms"):
+            loss_terms(scored, LossOptions(loss=f"mistaken:{name}"), Totals(2, 1))
+    with pytest.raises(UserError, match="each of the 2 episodes"):
+        advantages([0, 1], "aa", "mistaken:first")
+
+
 @pytest.mark.parametrize("name", ["nowhere:f", "mine_of_a_user:missing", "plain"])
 def test_what_is_not_there(mine, name):
     with pytest.raises(UserError, match=name):
