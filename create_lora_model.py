@@ -17,7 +17,7 @@ from forage.arguments import run_script
 from forage.errors import UserError
 from forage.files import check_apart, check_replaceable, making_folder
 from forage.machine import Dtype
-from forage.policy.card import AdapterOptions, PolicyCard
+from forage.policy.manifest import AdapterOptions, PolicyManifest
 
 TOP = ("base_model", "output_dir", "quantize", "dtype", "r", "alpha", "target_modules", "rslora", "dora", "overwrite")
 
@@ -79,11 +79,11 @@ def check_base(base: str) -> None:
     from forage.policy.logprobs import check_logits
     from forage.policy.policy import base_config, check_length, load_tokenizer
 
-    card = PolicyCard(Path(base), base, base, quantized=False)
-    config = base_config(card).get_text_config()
-    checks = (lambda: Protocol(load_tokenizer(card)).check(), lambda: check_logits(config))
+    manifest = PolicyManifest(Path(base), base, base, quantized=False)
+    config = base_config(manifest).get_text_config()
+    checks = (lambda: Protocol(load_tokenizer(manifest)).check(), lambda: check_logits(config))
     faults = list(filter(None, map(fault_of, checks)))
-    if short := fault_of(lambda: check_length(card, AgentSettings().max_tokens)):
+    if short := fault_of(lambda: check_length(manifest, AgentSettings().max_tokens)):
         print(f"for the scripts that play: {short}")
     if faults:
         raise UserError("; ".join(faults))

@@ -33,9 +33,9 @@ from forage.arguments import POSITIONAL, run_script
 from forage.data.records import read_documents
 from forage.errors import UserError, check_at_least_one
 from forage.files import check_files_apart, check_folder
-from forage.store.card import PARTS
 from forage.store.fusion import Hit
-from forage.store.options import KEY, Fusion, Mode, StoreOptions, StorePlace
+from forage.store.manifest import PARTS
+from forage.store.options import KEY, Fusion, Mode, StoreAddress, StoreOptions
 from forage.text import say, titled
 
 # Importing this module is for the class. Running it must print --help at once, so each command imports what it needs.
@@ -117,16 +117,16 @@ def build(command: Build) -> None:
     check_folder("--store", command.store)
     check_files_apart("--store", command.store, PARTS, {"--documents": command.documents})
     store = build_store(command.store, read_documents(command.documents), command.options)
-    print(f"{command.store}: {store.card.documents} documents, {store.card.chunks} chunks")
+    print(f"{command.store}: {store.manifest.documents} documents, {store.manifest.chunks} chunks")
 
 
 def print_hits(command: Search) -> None:
-    from forage.store.opening import open_place
+    from forage.store.opening import open_address
 
     check_at_least_one(command, "k")
-    place = StorePlace(command.store, command.retriever, PATIENCE)
-    place.check()
-    store = open_place(place, Path())
+    address = StoreAddress(command.store, command.retriever, PATIENCE)
+    address.check()
+    store = open_address(address, Path())
     [hits] = store.search([command.query], command.k, command.mode, fusion=command.fusion)
     for hit in hits:
         text = " ".join(titled(hit.title, hit.text).split())[:200]
@@ -169,8 +169,8 @@ class Live:
         self.store = self.opened()
 
     def stamp(self) -> tuple[int, int] | None:
-        card = self.command.store / "store.json"
-        return (card.stat().st_mtime_ns, card.stat().st_ino) if card.exists() else None
+        manifest = self.command.store / "store.json"
+        return (manifest.stat().st_mtime_ns, manifest.stat().st_ino) if manifest.exists() else None
 
     def opened(self) -> DocumentStore:
         from forage.store.embedder import PROBE
@@ -193,7 +193,7 @@ class Live:
                 self.again = time.monotonic() + RETRY
                 said = f"has changed, but is served as it was ({error}); a search after {RETRY:g} s tries again"
             say(f"{self.command.store} {said}", sys.stderr)
-        return Served(self.store.card, self.store.chunks_digest)
+        return Served(self.store.manifest, self.store.chunks_digest)
 
     def search(self, queries: Sequence[str], k: int, mode: Mode | None = None, **how: Any) -> list[list[Hit]]:
         return self.store.search(queries, k, mode or self.command.mode, **{"fusion": self.command.fusion} | how)

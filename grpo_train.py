@@ -27,7 +27,7 @@ from forage.processes import is_first, leave_processes
 from grpo_rollout import get_reward_functions
 
 if TYPE_CHECKING:
-    from forage.policy.card import PolicyCard
+    from forage.policy.manifest import PolicyManifest
 
 
 def main(options: TrainOptions, make_rewards: MakeRewards = get_reward_functions) -> None:
@@ -39,15 +39,15 @@ def main(options: TrainOptions, make_rewards: MakeRewards = get_reward_functions
     from forage.grpo.players import open_play
     from forage.grpo.resume import agree_on_run
     from forage.grpo.training import open_learner, train
-    from forage.policy.card import read_policy_card, write_policy_card
+    from forage.policy.manifest import read_policy_manifest, write_policy_manifest
     from forage.rollout.agreement import adapter_of, read_run
     from forage.rollout.worker import FINISHED
     from forage.runs.run_folder import run_folder
-    from forage.store.opening import card_at
+    from forage.store.opening import manifest_at
 
     rollout, run_dir = options.rollout, options.run_dir
-    card = read_policy_card(rollout.policy)
-    card_at(rollout.place, rollout.data)  # before anything is written
+    policy_manifest = read_policy_manifest(rollout.policy)
+    manifest_at(rollout.address, rollout.data)  # before anything is written
     questions, known = read_splits(rollout.data), read_run(run_dir)
     start = adapter_of(rollout.policy, known, run_dir)
     first = is_first()  # of the processes that torchrun started; it alone decides and writes, all of them train
@@ -62,15 +62,15 @@ def main(options: TrainOptions, make_rewards: MakeRewards = get_reward_functions
             opened.enter_context(run_folder(run_dir))
             manifest = agree_on_run(options, settings, make_rewards)
             (run_dir / FINISHED).unlink(missing_ok=True)  # before a model is loaded: workers end where it is
-            write_policy_card(card, run_dir)
+            write_policy_manifest(policy_manifest, run_dir)
             write_agent(settings, run_dir)
             # Before this process takes memory of the server's GPU.
-            options = opened.enter_context(own_server(options, card, start, settings.max_tokens))
+            options = opened.enter_context(own_server(options, policy_manifest, start, settings.max_tokens))
         if options.vllm_sleep:
-            let_servers_sleep(options, card, settings.max_tokens)
-        memory = options.update.memory.on_this_device(settings.max_tokens, quantized=card.quantized)
+            let_servers_sleep(options, policy_manifest, settings.max_tokens)
+        memory = options.update.memory.on_this_device(settings.max_tokens, quantized=policy_manifest.quantized)
         options = replace(options, update=replace(options.update, memory=memory))
-        learner = open_learner(options, card, start)
+        learner = open_learner(options, policy_manifest, start)
         manifest = learner.broadcast(manifest)
         with closing(open_play(options, settings, make_rewards, questions, manifest.embedder, learner)) as play:
             train(options, settings.max_tokens, learner, play, manifest, questions)
@@ -78,14 +78,14 @@ def main(options: TrainOptions, make_rewards: MakeRewards = get_reward_functions
     leave_processes()
 
 
-def let_servers_sleep(options: TrainOptions, card: PolicyCard, longest: int) -> None:
+def let_servers_sleep(options: TrainOptions, policy_manifest: PolicyManifest, longest: int) -> None:
     """Before a policy is loaded onto their GPU. `longest`: most tokens of an episode."""
     from forage.engines.choice import with_key
     from forage.engines.server_checks import Wanted
     from forage.engines.vllm import fall_asleep
     from forage.policy.policy import vocabulary_of
 
-    wanted = Wanted(card, vocabulary_of(card), longest)
+    wanted = Wanted(policy_manifest, vocabulary_of(policy_manifest), longest)
     asyncio.run(fall_asleep(with_key(options.rollout.engine), wanted))
 
 

@@ -43,7 +43,7 @@ from forage.data.splits import in_rounds, read_training_questions
 from forage.errors import UserError
 from forage.files import check_apart
 from forage.policy.adapters import publish_adapter
-from forage.policy.card import read_policy_card, write_policy_card
+from forage.policy.manifest import read_policy_manifest, write_policy_manifest
 from forage.store.opening import Store, open_store
 from grpo_rollout import get_reward_functions
 
@@ -91,16 +91,16 @@ class Options:
 
 def main(options: Options, make_rewards: MakeRewards = get_reward_functions) -> None:
     check_apart("--output-dir", options.output_dir, {"--data": options.data, "--policy": options.policy})
-    card, settings = read_policy_card(options.policy), SearchOptions().settle(options.policy)
+    manifest, settings = read_policy_manifest(options.policy), SearchOptions().settle(options.policy)
     if settings.tools or settings.max_turns == 1 or settings.force_search:
         raise UserError(f"{options.policy} was not made to search and then answer; train it with grpo_train.py")
     questions, store = read_training_questions(options.data), open_store(options.data / "store")
     embedder = Embedder() if store.options.embedder == "none" else store.embedder
     functions = rewards_of(make_rewards, embedder, Searcher(lambda: store, settings))
-    policy = load_policy(card)
-    player = Player(policy, Protocol.playing(load_tokenizer(card), settings), store, settings, options.temperature)
+    policy = load_policy(manifest)
+    player = Player(policy, Protocol.playing(load_tokenizer(manifest), settings), store, settings, options.temperature)
     optimizer = AdamW([w for w in policy.parameters() if w.requires_grad], options.learning_rate, weight_decay=0.0)
-    write_policy_card(card, options.output_dir)
+    write_policy_manifest(manifest, options.output_dir)
     write_agent(settings, options.output_dir)
 
     torch.manual_seed(options.seed)

@@ -21,24 +21,24 @@ from forage.agent.options import AgentSettings, write_agent
 from forage.arguments import run_script
 from forage.files import clear_superseded, empty_folder, filling_folder
 from forage.manifest import file_digest
-from forage.policy.card import PolicyCard, read_policy_card, write_policy_card
+from forage.policy.manifest import PolicyManifest, read_policy_manifest, write_policy_manifest
 from forage.sft.options import FREE, SFTOptions
-from forage.store.opening import card_at, digests_of
+from forage.store.opening import digests_of, manifest_at
 
 
 def main(options: SFTOptions) -> None:
     options.check()
-    settings, card = options.search.settle(options.policy), read_policy_card(options.policy)
-    _, fingerprint = card_at(options.place, options.data)  # before anything is written
+    settings, manifest = options.search.settle(options.policy), read_policy_manifest(options.policy)
+    _, fingerprint = manifest_at(options.address, options.data)  # before anything is written
     with filling_folder(options.output_dir, "adapters", "best/adapters", "state"):
         options.check()  # again, as another process may have finished the folder before this one held it
         if options.overwrite:
             empty_folder(options.output_dir, mark="config.json")
         clear_superseded(options.output_dir / "state")
-        warm_start(options, settings, card, digests_of(options.data, fingerprint))
+        warm_start(options, settings, manifest, digests_of(options.data, fingerprint))
 
 
-def warm_start(options: SFTOptions, settings: AgentSettings, card: PolicyCard, data: Mapping[str, str]) -> None:
+def warm_start(options: SFTOptions, settings: AgentSettings, manifest: PolicyManifest, data: Mapping[str, str]) -> None:
     from forage.agent.protocol import Protocol  # after the checks: these load torch
     from forage.policy.adapters import publish_adapter
     from forage.policy.policy import check_length, load_policy, load_tokenizer
@@ -46,14 +46,14 @@ def warm_start(options: SFTOptions, settings: AgentSettings, card: PolicyCard, d
     from forage.sft.demonstrations import get_demonstrations
     from forage.sft.training import train
 
-    check_length(card, settings.max_tokens)
+    check_length(manifest, settings.max_tokens)
     given = {str(path): file_digest(path) for path in options.demonstrations if path.exists()}  # or it is compressed
     way_out = "another --output-dir, or --overwrite"
     keep_options(options.output_dir, options, FREE, way_out, data=data, demonstrations=given)
-    options = replace(options, memory=options.memory.on_this_device(settings.max_tokens, quantized=card.quantized))
-    demonstrations = get_demonstrations(options, Protocol.playing(load_tokenizer(card), settings), settings)
-    policy = train(options, demonstrations, load_policy(card))
-    write_policy_card(card, options.output_dir)
+    options = replace(options, memory=options.memory.on_this_device(settings.max_tokens, quantized=manifest.quantized))
+    demonstrations = get_demonstrations(options, Protocol.playing(load_tokenizer(manifest), settings), settings)
+    policy = train(options, demonstrations, load_policy(manifest))
+    write_policy_manifest(manifest, options.output_dir)
     write_agent(settings, options.output_dir)
     print(f"{publish_adapter(policy, options.output_dir, 0)} is the warm start")
 

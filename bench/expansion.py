@@ -75,7 +75,7 @@ def whole_documents(store: DocumentStore, questions: Sequence[str]) -> list[list
 
     The store is searched once. Within a document, BM25 ranks for what is asked with the document's title for "this".
     """
-    chunks_of, tokenize = by_document(store.chunks), Tokenizer(store.card.options.language)
+    chunks_of, tokenize = by_document(store.chunks), Tokenizer(store.manifest.options.language)
 
     def ordered(document: str, asked: str) -> list[Hit]:
         chunks = chunks_of[document]

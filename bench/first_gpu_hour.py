@@ -29,7 +29,7 @@ from forage.errors import UserError
 from forage.machine import output
 from forage.policy.adapters import versions
 from forage.policy.base_models import PACKAGED_MODEL
-from forage.policy.card import read_policy_card
+from forage.policy.manifest import read_policy_manifest
 from forage.runs.run_folder import environment
 from forage.runs.stats import read_stats
 
@@ -278,7 +278,7 @@ def rows_of(path: Path) -> str:
 
 def warm_start_of(models: Path) -> str:
     rows = [json.loads(line) for line in (models / "warm/stats.jsonl").read_text().splitlines()]
-    first, last, bits = rows[0], rows[-1], 4 if read_policy_card(models / "policy").quantized else 16
+    first, last, bits = rows[0], rows[-1], 4 if read_policy_manifest(models / "policy").quantized else 16
     found = (
         f"{bits} bits; held-out loss {first['held_out_loss']:.3f}, after {last['step']} updates "
         f"{last['held_out_loss']:.3f}"
@@ -314,7 +314,7 @@ def facts(options: Options) -> dict[str, str]:
     """The machine and what is installed."""
     known = environment()
     says = "from importlib.metadata import version as v; print(v('vllm'))"
-    card = (
+    gpu = (
         ""
         if options.dry_run
         else output("nvidia-smi", "--query-gpu=name,memory.total,driver_version,compute_cap", "--format=csv,noheader")
@@ -322,7 +322,7 @@ def facts(options: Options) -> dict[str, str]:
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     return {
         "date": f"{datetime.now():%Y-%m-%d %H:%M}", "dry run": "yes, on a CPU" if options.dry_run else "no",
-        "commit": output("git", "describe", "--always", "--dirty"), "GPU (name, memory, driver, capability)": card,
+        "commit": output("git", "describe", "--always", "--dirty"), "GPU (name, memory, driver, capability)": gpu,
         "host": f"{known['processor']}, {os.cpu_count()} cores, {memory:.0f} GiB", "Python": known["python"],
         **{name: known.get(name, "") for name in PACKAGES}, "vLLM": output(str(VLLM / "bin/python"), "-c", says),
     }  # fmt: skip

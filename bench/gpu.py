@@ -46,7 +46,7 @@ from forage.grpo.sharding import ShardedLearner
 from forage.grpo.update import UpdateContext, prepare, update
 from forage.optimizer import MemoryOptions
 from forage.policy.adapters import publish_adapter
-from forage.policy.card import AdapterOptions
+from forage.policy.manifest import AdapterOptions
 from forage.policy.policy import add_adapter, keep_trainable, nf4, ready_to_train
 from forage.processes import join_processes
 

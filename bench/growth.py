@@ -26,7 +26,7 @@ from forage.engines.local import LocalEngine
 from forage.errors import UserError
 from forage.grpo.learner import Learner
 from forage.policy.adapters import newest_adapter
-from forage.policy.card import read_policy_card
+from forage.policy.manifest import read_policy_manifest
 from forage.policy.packing import TokenBatch, pack, pack_trees
 from forage.policy.policy import load_base, load_policy
 from forage.store.bm25 import BM25
@@ -138,7 +138,7 @@ def group(options: Options, size: int) -> Figures:
 
 
 def updated(options: Options, parts: Sequence[TokenBatch]) -> Figures:
-    policy = load_policy(read_policy_card(options.policy))
+    policy = load_policy(read_policy_manifest(options.policy))
     policy.train()
     learner, before = Learner(policy), peak_mib()
 
@@ -152,8 +152,8 @@ def updated(options: Options, parts: Sequence[TokenBatch]) -> Figures:
 
 def sampling(options: Options, size: int) -> Figures:
     """So many episodes sampled at once, from prompts of their own."""
-    card = read_policy_card(options.policy)
-    engine, before = LocalEngine(load_base(card)), peak_mib()
+    manifest = read_policy_manifest(options.policy)
+    engine, before = LocalEngine(load_base(manifest)), peak_mib()
     asyncio.run(engine.load_adapter("bench", newest_adapter(options.policy)))
 
     async def sample(count: int) -> None:

@@ -30,7 +30,7 @@ from forage.engines.local import LocalEngine
 from forage.engines.vllm import VLLMEngine
 from forage.errors import UserError
 from forage.policy.adapters import newest_adapter
-from forage.policy.card import read_policy_card
+from forage.policy.manifest import read_policy_manifest
 from forage.policy.policy import load_base, load_policy, load_tokenizer
 from forage.sft.teacher import TeacherOptions, demonstrate
 from forage.store.opening import open_store
@@ -55,14 +55,14 @@ class Options:
 
 
 def main(options: Options) -> None:
-    card, adapter = read_policy_card(options.policy), newest_adapter(options.policy)
-    _, chosen = teacher_episodes(options.data, Protocol(load_tokenizer(card), passage_tokens=64), options.questions)
+    manifest, adapter = read_policy_manifest(options.policy), newest_adapter(options.policy)
+    _, chosen = teacher_episodes(options.data, Protocol(load_tokenizer(manifest), passage_tokens=64), options.questions)
     episodes = [replace(episode, id=f"{n}/{m}") for n, episode in enumerate(chosen) for m in range(options.group)]
     tokens = sum(episode.sampled for episode in episodes)
     print(f"{len(episodes)} episodes, {tokens} tokens sampled, {sum(len(e.ids) for e in episodes)} in all", flush=True)
     ways = {
-        "ours": lambda: seconds_of(lambda: play_ours(LocalEngine(load_base(card)), adapter, episodes)),
-        "plain": lambda: seconds_of(lambda: play_plain(load_policy(card).eval(), episodes, options.group)),
+        "ours": lambda: seconds_of(lambda: play_ours(LocalEngine(load_base(manifest)), adapter, episodes)),
+        "plain": lambda: seconds_of(lambda: play_plain(load_policy(manifest).eval(), episodes, options.group)),
     }
     found = in_turns(ways, options.rounds)
     bars = [Bar("ours / plain tokens/s", ratios(found["plain"], found["ours"]), 4)]

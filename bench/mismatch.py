@@ -31,8 +31,8 @@ from forage.engines.vllm import VLLMEngine
 from forage.grpo.options import LossOptions
 from forage.policy.adapters import newest_adapter, publish_adapter, restore_adapter
 from forage.policy.base_models import PACKAGED_MODEL, resolve_model
-from forage.policy.card import AdapterOptions, read_policy_card
 from forage.policy.logprobs import token_logprobs
+from forage.policy.manifest import AdapterOptions, read_policy_manifest
 from forage.policy.packing import pack_trees, values_like
 from forage.policy.policy import create_policy, load_policy, load_tokenizer
 
@@ -70,12 +70,12 @@ class Sampled:
 
 def main(options: Options) -> None:
     folders = options.policies or (make_policy(options.work / "policy"),)
-    card, adapters = read_policy_card(folders[0]), [newest_adapter(folder) for folder in folders]
-    own = {"MODEL": card.base, "LORA_RANK": str(RANK), "DTYPE": "bfloat16", "KV_GIB": "1"}
+    manifest, adapters = read_policy_manifest(folders[0]), [newest_adapter(folder) for folder in folders]
+    own = {"MODEL": manifest.base, "LORA_RANK": str(RANK), "DTYPE": "bfloat16", "KV_GIB": "1"}
     command, settings = (["scripts/stack.sh", "vllm"], {}) if options.policies else ([], own)
     with serving(options.url, options.work / "vllm.log", command=command, **settings) as url:
-        drawn = asyncio.run(draw(options, Protocol(load_tokenizer(card)), adapters, url))
-    policy = load_policy(card, adapters[0]).eval()
+        drawn = asyncio.run(draw(options, Protocol(load_tokenizer(manifest)), adapters, url))
+    policy = load_policy(manifest, adapters[0]).eval()
     found = [[with_adapter(policy, adapter, sampled) for sampled in drawn] for adapter in adapters]
     for number, folder in enumerate(folders):
         show(f"server to trainer, {folder}", found[number][number])
@@ -105,7 +105,7 @@ def make_policy(folder: Path) -> Path:
         torch.manual_seed(1)
         adapter = AdapterOptions(r=RANK, alpha=RANK)
         create_policy(resolve_model(PACKAGED_MODEL), folder, adapter, quantize=False, dtype="bfloat16")
-        policy = load_policy(read_policy_card(folder))
+        policy = load_policy(read_policy_manifest(folder))
         for name, weight in policy.named_parameters():
             if "lora_B" in name:
                 nn.init.normal_(weight, std=SPREAD)

@@ -80,7 +80,7 @@ def prepare(options: Options) -> tuple[DocumentStore, list[Question]]:
     started = time.perf_counter()
     store = DocumentStore.build(options.store, library.documents, options.options)
     print(
-        f"{store.card.documents:,} documents, {len(store.chunks):,} chunks; store built in "
+        f"{store.manifest.documents:,} documents, {len(store.chunks):,} chunks; store built in "
         f"{time.perf_counter() - started:.1f} s, with {store.embedded:,} chunks that had no vector yet"
     )
     questions, _ = make_questions(rows, library.doc_of_row, store.chunks)

@@ -30,7 +30,7 @@ from forage.arguments import run_script
 from forage.errors import UserError
 from forage.machine import compute_dtype
 from forage.policy.adapters import newest_adapter
-from forage.policy.card import read_policy_card
+from forage.policy.manifest import read_policy_manifest
 from forage.policy.policy import load_tokenizer
 from forage.publishing.chat_template import write_template
 from forage.runs.stats import StepStats, read_stats, stats_path
@@ -59,7 +59,7 @@ class Options:
     def check(self) -> None:
         if self.steps < 1:
             raise UserError(f"--steps {self.steps}: give at least one")
-        if read_policy_card(self.policy).quantized:
+        if read_policy_manifest(self.policy).quantized:
             raise UserError(f"{self.policy} is in 4 bits; give one made with --no-quantize")
 
 
@@ -123,13 +123,13 @@ def seconds_between(run: Path, steps: Sequence[StepStats]) -> list[float]:
 
 def play_theirs(options: Options, store: str, batch: int, folder: Path) -> Played:
     """Steps of TRL's GRPOTrainer."""
-    card, settings = read_policy_card(options.policy), read_agent(options.policy)
-    tokenizer, dtype = load_tokenizer(card), str(compute_dtype(card.dtype)).removeprefix("torch.")
+    manifest, settings = read_policy_manifest(options.policy), read_agent(options.policy)
+    tokenizer, dtype = load_tokenizer(manifest), str(compute_dtype(manifest.dtype)).removeprefix("torch.")
     tokenizer.save_pretrained(folder / "tokenizer")
     if not write_template(folder / "tokenizer", Protocol.playing(tokenizer, settings)):
-        raise UserError(f"{card.base}: its chat template can't say the trained prompt, so TRL can't be given it")
+        raise UserError(f"{manifest.base}: its chat template can't say the trained prompt, so TRL can't be given it")
     return Played(**trl(
-        "step", tokenizer=folder / "tokenizer", base=card.base, adapter=newest_adapter(options.policy), dtype=dtype,
+        "step", tokenizer=folder / "tokenizer", base=manifest.base, adapter=newest_adapter(options.policy), dtype=dtype,
         store=store, data=options.data / "train.jsonl", temperature=options.temperature, questions=options.questions,
         group=options.group, batch=batch, steps=1 + options.steps, turns=settings.max_turns,
         passage_tokens=settings.passage_tokens, turn_tokens=settings.max_turn_tokens,

@@ -29,7 +29,7 @@ from forage.grpo.update import UpdateContext, prepare, update
 from forage.machine import compute_dtype
 from forage.optimizer import MemoryOptions
 from forage.policy.adapters import newest_adapter
-from forage.policy.card import read_policy_card
+from forage.policy.manifest import read_policy_manifest
 from forage.policy.policy import load_policy
 
 # Prompts shared or not, the token budget, and whether activations are recomputed.
@@ -64,7 +64,7 @@ class Options:
             raise UserError(f"--ways {unknown[0]}: choose among {', '.join(WAYS)}")
         if not self.ways or self.rounds < 1:
             raise UserError("--ways and --rounds: give at least one")
-        if self.trl and read_policy_card(self.policy).quantized:
+        if self.trl and read_policy_manifest(self.policy).quantized:
             raise UserError(
                 f"{self.policy} is in 4 bits, which the two unpack differently; give one made with --no-quantize"
             )
@@ -130,7 +130,7 @@ def best(found: dict[str, list[Figures]], kind: str | tuple[str, ...]) -> tuple[
 def measure(folder: Path, path: Path, way: str) -> Figures:
     kind, budget, *again = way.split()
     episodes = list(read_episodes(path))
-    policy = load_policy(read_policy_card(folder))
+    policy = load_policy(read_policy_manifest(folder))
     if again:
         policy.activation_checkpointing_enable(activation_checkpointing_kwargs={"use_reentrant": False})
     policy.train()
@@ -144,10 +144,10 @@ def measure(folder: Path, path: Path, way: str) -> Figures:
 
 
 def measure_trl(options: Options, path: Path, batch: int) -> Figures:
-    card = read_policy_card(options.policy)
-    dtype = str(compute_dtype(card.dtype)).removeprefix("torch.")
+    manifest = read_policy_manifest(options.policy)
+    dtype = str(compute_dtype(manifest.dtype)).removeprefix("torch.")
     adapter = newest_adapter(options.policy)
-    return Figures(**trl("update", episodes=path, base=card.base, adapter=adapter, dtype=dtype, batch=batch))
+    return Figures(**trl("update", episodes=path, base=manifest.base, adapter=adapter, dtype=dtype, batch=batch))
 
 
 def taught(episodes: list[Episode], questions: int) -> list[Episode]:

@@ -14,7 +14,7 @@ from forage.arguments import expanded, flags_of, resumed, run_script
 from forage.errors import UserError
 from forage.grpo.options import TrainOptions
 from forage.manifest import plain, write_manifest
-from forage.store.options import StorePlace
+from forage.store.options import StoreAddress
 from tests.pages import options_of
 
 
@@ -45,7 +45,7 @@ def test_bad_files_are_told(tmp_path, text, says):
 
 
 def test_an_error_shows_no_password(monkeypatch):
-    def main(options: StorePlace) -> None:
+    def main(options: StoreAddress) -> None:
         raise UserError("--urls http://me:secret@gpu1:99999: no port")
 
     monkeypatch.setattr(sys, "argv", ["a.py"])
@@ -119,7 +119,7 @@ def test_a_folder_may_name_folders_and_this_machine(tmp_path, value, capsys):
     write_manifest(tmp_path / "run.json", {"options": {"store": value, "task": "\x1b[2J"}})
     given = ["--run-dir", str(tmp_path)]
     taken = resumed(TrainOptions, given, lambda options: options.run_dir / "run.json")
-    assert (taken.rollout.place.store, taken.rollout.search.task) == (value, "\x1b[2J")
+    assert (taken.rollout.address.store, taken.rollout.search.task) == (value, "\x1b[2J")
     assert "\\x1b[2J" in capsys.readouterr().out
 
 
@@ -164,7 +164,7 @@ def test_ctrl_c_stops_what_runs_in_an_event_loop_at_once(monkeypatch, capsys):
         os.kill(os.getpid(), signal.SIGINT)
         went_on.append("a pass")
 
-    def main(options: StorePlace) -> None:
+    def main(options: StoreAddress) -> None:
         asyncio.run(sample())
 
     monkeypatch.setattr(sys, "argv", ["script.py"])

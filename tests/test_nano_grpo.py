@@ -16,7 +16,7 @@ from forage.errors import UserError
 from forage.grpo.learner import Learner
 from forage.grpo.update import UpdateContext, prepare, update
 from forage.policy.adapters import versions
-from forage.policy.card import read_policy_card
+from forage.policy.manifest import read_policy_manifest
 from forage.policy.policy import load_policy
 from forage.store.document_store import DocumentStore
 from tests.tiny import VOCABULARY, rewards_of_tokens
@@ -34,7 +34,7 @@ def test_trains_and_leaves_a_policy(tiny, tmp_path, capsys):
     assert re.search(r"step 1: even 0\.\d+  low 0\.\d+  gradient \d\.\d+", capsys.readouterr().out)
     assert versions(folder) == [2]
     assert read_agent(folder) == SETTINGS
-    policy = load_policy(read_policy_card(warm))
+    policy = load_policy(read_policy_manifest(warm))
     for episode in read_episodes(folder / "episodes_000000.jsonl"):
         assert episode.rewards.keys() == {"even", "low"}
         assert sum(episode.mask) == sum(turn.end - turn.start for turn in episode.turns)
@@ -93,7 +93,7 @@ def test_a_step_is_the_roads(tiny, tmp_path, share_prompts):
     """Two epochs, in the second of which the policy has moved, so that ratios are not 1: gradients, clipping, AdamW."""
     write_episodes(tmp_path / "episodes.jsonl", stored_episodes())
     episodes = list(read_episodes(tmp_path / "episodes.jsonl"))
-    policies = [load_policy(read_policy_card(tiny / "policy")) for _ in range(2)]
+    policies = [load_policy(read_policy_manifest(tiny / "policy")) for _ in range(2)]
     options = tiny_options(tiny, tmp_path, token_budget=80, epochs=2).update
     batch = prepare(episodes, options)
     context = UpdateContext(options, 0.01, TEMPERATURE, share_prompts=share_prompts)

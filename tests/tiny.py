@@ -16,7 +16,7 @@ from forage.agent.protocol import TOOL_TEXT, write_answer, write_call
 from forage.data.records import Document, Question
 from forage.files import write_jsonl
 from forage.policy.adapters import publish_adapter
-from forage.policy.card import PolicyCard, write_policy_card
+from forage.policy.manifest import PolicyManifest, write_policy_manifest
 from forage.store.document_store import DocumentStore
 from forage.store.options import StoreOptions
 
@@ -87,7 +87,7 @@ def make_policy(folder, base):
     torch.manual_seed(0)
     policy = get_peft_model(LlamaForCausalLM.from_pretrained(base), lora)
     publish_adapter(policy, folder, 0)
-    write_policy_card(PolicyCard(folder, str(base), str(base), False, "float32"), folder)
+    write_policy_manifest(PolicyManifest(folder, str(base), str(base), False, "float32"), folder)
     return folder
 
 

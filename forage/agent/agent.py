@@ -23,6 +23,7 @@ from forage.agent.protocol import NO_ACTION, NO_ACTION_TEXT, Call, Passage, Prot
 from forage.agent.tools import ToolError, ToolFunction
 from forage.data.records import Question
 from forage.engines.base import Engine, EngineError, Request, Sample, Sampling
+from forage.errors import UserError
 
 
 class Found(Interface):
@@ -196,14 +197,14 @@ class Agent:
         """Play one episode; equal seeds and samples draw equal tokens. `asked` replaces the question in the prompt."""
         episode = self.begin(question, sample_name(question, sample), asked)
         while not episode.stop:
-            await self.step(episode, seed, speak)
+            await self.play_turn(episode, seed, speak)
         return self.finish(episode)
 
     def begin(self, question: Question, name: str, asked: str = "") -> EpisodeBuilder:
         """Start an episode, before its first turn."""
         return EpisodeBuilder(name, question, self.protocol.prompt(asked or question.question), self.engine.adapter)
 
-    async def step(self, episode: EpisodeBuilder, seed: int, speak: Speak | None = None) -> None:
+    async def play_turn(self, episode: EpisodeBuilder, seed: int, speak: Speak | None = None) -> None:
         """Play one turn: sample it and run its calls. The last turn sets `stop`."""
         number = len(episode.turns)
         left = self.settings.max_tokens - len(episode.ids) - len(self.begun(episode))
@@ -248,13 +249,26 @@ class Agent:
     ) -> TurnTokens:
         """Sample a turn from the policy, or the rest of one that begins with the tokens `begun`."""
         begun = tuple(self.begun(episode) if begun is None else begun)
-        told = partial(self.observer.sampled, episode) if self.observer else None
+        on_token = partial(self.observer.sampled, episode) if self.observer else None
         request = Request(
-            (*episode.ids, *begun), room, self.protocol.stop_ids, seed, self.sampling, episode.id, episode.adapter, told
+            (*episode.ids, *begun),
+            room,
+            self.protocol.stop_ids,
+            seed,
+            self.sampling,
+            episode.id,
+            episode.adapter,
+            on_token,
         )
         started = time.perf_counter()
         sampled = await self.engine.generate(request)
         episode.seconds["generate"] += time.perf_counter() - started
+        count = len(sampled.ids)
+        if count > room or count != len(sampled.logprobs):
+            raise UserError(
+                f"{type(self.engine).__name__} returned {count} tokens with {len(sampled.logprobs)} log-probabilities, "
+                f"where at most {room} tokens were asked for"
+            )
         return TurnTokens(
             (*begun, *sampled.ids), (0,) * len(begun) + (1,) * len(sampled.ids), (0.0,) * len(begun) + sampled.logprobs,
             sampled.finish, sampled.server,

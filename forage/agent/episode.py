@@ -184,11 +184,11 @@ def read_episodes(path: Path) -> Iterator[Episode]:
     A cut-off last line is skipped; a broken line before it is an error.
     """
     packed = path.with_name(f"{path.name}.gz")
-    yield from read_on(packed if packed.exists() else path, Place())[0]
+    yield from read_on(packed if packed.exists() else path, FilePosition())[0]
 
 
 @dataclass(frozen=True)
-class Place:
+class FilePosition:
     """How far a file was read."""
 
     end: int = 0
@@ -196,7 +196,7 @@ class Place:
     lines: int = 0
 
 
-def read_on(path: Path, place: Place) -> tuple[list[Episode], Place]:
+def read_on(path: Path, place: FilePosition) -> tuple[list[Episode], FilePosition]:
     """The episodes after a place in a .jsonl or .jsonl.gz that grows, and the place after them.
 
     Ends before a line that is not all there: one that was cut off, or whose bytes another machine has not sent yet,
@@ -213,7 +213,7 @@ def read_on(path: Path, place: Place) -> tuple[list[Episode], Place]:
                 episodes.append(from_json(line))
             except ValueError as error:
                 raise UserError(f"{path}:{number}: not an episode ({error}); delete that line") from error
-    return episodes, Place(end, number)
+    return episodes, FilePosition(end, number)
 
 
 def _lines(file: Iterable[bytes], path: Path) -> Iterator[bytes]:

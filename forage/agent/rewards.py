@@ -27,7 +27,7 @@ from forage.metrics import token_f1
 from forage.text import IDLE, body_of, words_of
 
 if TYPE_CHECKING:
-    from forage.agent.searcher import Place, Searcher
+    from forage.agent.searcher import AnswerRank, Searcher
     from forage.store.embedder import Embedder
 
 TELLING = 5  # words of a reference that get_telling_words wants: as many as a short answer can say
@@ -79,7 +79,7 @@ def get_search_gain(
     (1 + .5) / 2 = .75.
     """
 
-    def score(before: int, place: Place) -> float:
+    def score(before: int, place: AnswerRank) -> float:
         return rank_score(place.rank and place.rank + before * searcher.settings.k, depth)
 
     scores = _best(episodes, questions, searcher, depth, score)
@@ -100,7 +100,7 @@ def get_search_margin(
 
 def _best(
     episodes: Sequence[Episode], questions: Sequence[Question], searcher: Searcher, depth: int,
-    score: Callable[[int, Place], float],
+    score: Callable[[int, AnswerRank], float],
 ) -> list[float]:  # fmt: skip
     """The best score of each episode's searches, of those whose results were read; 0 without any.
 
@@ -437,7 +437,7 @@ def credited(
     return [replace(episode, credits=tuple(each)) for episode, each in zip(episodes, credits, strict=True)]
 
 
-def value(place: Place) -> float:
+def value(place: AnswerRank) -> float:
     """From 0 to 1: the mean of rank and margin, as get_search_gain and get_search_margin measure them."""
     return (rank_score(place.rank, DEPTH) + place.margin) / 2
 

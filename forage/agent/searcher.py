@@ -90,7 +90,7 @@ def searching(store: Store, settings: AgentSettings) -> SearchMany:
 
 
 @dataclass(frozen=True)
-class Place:
+class AnswerRank:
     """Where a search found the first chunk that answers its question."""
 
     rank: int | None
@@ -106,7 +106,7 @@ class Searcher:
 
     open_store: Callable[[], Store]
     settings: AgentSettings
-    _own: dict[tuple[str, int], Place] = field(default_factory=dict)
+    _own: dict[tuple[str, int], AnswerRank] = field(default_factory=dict)
 
     @cached_property
     def store(self) -> Store:
@@ -127,7 +127,7 @@ class Searcher:
         size, counts = self._counts
         return math.log((1 + size) / (1 + counts[word]))
 
-    def places(self, questions: Sequence[Question], queries: Sequence[str], depth: int) -> list[Place]:
+    def places(self, questions: Sequence[Question], queries: Sequence[str], depth: int) -> list[AnswerRank]:
         """What each of the policy's queries finds for its question, searched for `depth` chunks."""
         texts = [
             searched_for(question, query, self.settings.question_weight)
@@ -135,26 +135,26 @@ class Searcher:
         ]
         return self._search(questions, texts, depth)
 
-    def own_places(self, questions: Sequence[Question], depth: int) -> list[Place]:
+    def own_places(self, questions: Sequence[Question], depth: int) -> list[AnswerRank]:
         """The same where the question itself is searched for, which is remembered."""
         new = {question.id: question for question in questions if (question.id, depth) not in self._own}
         found = self._search(list(new.values()), [question.question for question in new.values()], depth)
         self._own |= {(name, depth): place for name, place in zip(new, found, strict=True)}
         return [self._own[question.id, depth] for question in questions]
 
-    def _search(self, questions: Sequence[Question], texts: Sequence[str], depth: int) -> list[Place]:
+    def _search(self, questions: Sequence[Question], texts: Sequence[str], depth: int) -> list[AnswerRank]:
         if not texts:
             return []
         found = self.store.search(texts, depth, self.settings.mode, fusion=self.settings.fusion)
-        return [place_of(question, hits) for question, hits in zip(questions, found, strict=True)]
+        return [answer_rank(question, hits) for question, hits in zip(questions, found, strict=True)]
 
 
-def place_of(question: Question, hits: Sequence[Hit]) -> Place:
+def answer_rank(question: Question, hits: Sequence[Hit]) -> AnswerRank:
     """Example: scores 3, 2, 1, of which the second answers: rank 2, margin 2 / (2 + 3) = .4."""
     answers = [hit.chunk_id in question.relevant_chunk_ids for hit in hits]
     if not any(answers):
-        return Place(None, 0.0)
+        return AnswerRank(None, 0.0)
     rank = answers.index(True)
     best_other = next((max(0.0, hit.score) for hit, right in zip(hits, answers, strict=True) if not right), 0.0)
     score = max(0.0, hits[rank].score)  # scores of common words alone may lie below 0
-    return Place(rank + 1, score / (score + best_other) if score else 0.0)
+    return AnswerRank(rank + 1, score / (score + best_other) if score else 0.0)

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 from forage.arguments import TRUST, fixed
 from forage.errors import UserError
-from forage.policy.card import PolicyCard
+from forage.policy.manifest import PolicyManifest
 
 
 class EngineError(Exception):
@@ -57,7 +57,7 @@ class Request:
     """Requests of the same episode go to where its earlier tokens are cached."""
     adapter: str = ""
     """The adapter that the episode began with: no other samples it. Empty: the one in use."""
-    told: Callable[[int], None] | None = field(default=None, compare=False)
+    on_token: Callable[[int], None] | None = field(default=None, compare=False)
     """Is given each token as it is sampled, by engines that sample one after the other; others leave it alone."""
 
 
@@ -76,7 +76,7 @@ class Sample:
 class Job:
     """What an engine is opened for."""
 
-    card: PolicyCard
+    manifest: PolicyManifest
     """The policy whose base samples."""
     slots: int
     """Episodes that are played at once."""

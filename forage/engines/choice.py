@@ -22,7 +22,7 @@ ENGINES = {"vllm": "forage.engines.vllm:VLLMEngine", "local": "forage.engines.lo
 @asynccontextmanager
 async def open_engine(options: EngineOptions, job: Job) -> AsyncIterator[Engine]:
     """The engine that --engine names."""
-    check_length(job.card, job.tokens)
+    check_length(job.manifest, job.tokens)
     options = settled(with_key(options))
     kind = imported("--engine", ENGINES.get(options.engine, options.engine))
     if not (isinstance(kind, type) and issubclass(kind, Engine)):

@@ -290,8 +290,8 @@ class Active:
         self.logprobs.append(logprob)
         self.spoken.add(token)
         del self.draws[0]
-        if self.request.told:
-            self.request.told(token)
+        if self.request.on_token:
+            self.request.on_token(token)
 
 
 class LocalEngine(Engine):
@@ -323,7 +323,7 @@ class LocalEngine(Engine):
         first, which samples faster.
         """
         on_gpu = torch.cuda.is_available()
-        base, slots = load_base(job.card, dequantize=not on_gpu), min(SLOTS, job.slots)
+        base, slots = load_base(job.manifest, dequantize=not on_gpu), min(SLOTS, job.slots)
         yield cls(base, slots_within(base, slots, job.tokens) if on_gpu else slots)
 
     # Adapters

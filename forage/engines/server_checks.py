@@ -18,7 +18,7 @@ from forage.engines.base import Request, Sampling
 from forage.engines.completion import WAY_OUT, body_of, is_logprob
 from forage.errors import UserError
 from forage.policy.base_models import is_copy_of, same_base
-from forage.policy.card import PolicyCard
+from forage.policy.manifest import PolicyManifest
 
 COLD = 0.1
 MAGNIFIED = math.sqrt(1 / COLD)  # half-way, in logarithms, between raw (1) and processed (10)
@@ -34,7 +34,7 @@ COMPARED = Request(PROMPTS[0], 8, (), sampling=Sampling(temperature=0))
 class Wanted:
     """The model that requests are meant for."""
 
-    card: PolicyCard
+    manifest: PolicyManifest
     vocabulary: int
     """Number of its tokens."""
     tokens: int
@@ -49,21 +49,21 @@ def check_served(model: dict[str, Any], wanted: Wanted, server: str) -> None:
             f"{server} holds {longest} tokens, but an episode may have {wanted.tokens}; start it with "
             f"--max-model-len {wanted.tokens} (MAX_LEN of scripts/vllm_cpu.sh)"
         )
-    check_root(str(model.get("root") or ""), wanted.card, server)
+    check_root(str(model.get("root") or ""), wanted.manifest, server)
 
 
-def check_root(root: str, card: PolicyCard, server: str) -> None:
+def check_root(root: str, manifest: PolicyManifest, server: str) -> None:
     """Refuse a server whose base is not the policy's. `root` is where it loaded its base from.
 
     A server on another machine has folders of its own, which can't be compared from here.
     """
     served = Path(root)
     elsewhere = served.is_absolute() and not served.exists()
-    if not root or elsewhere or same_base(root, card.base, card.base_digest):
+    if not root or elsewhere or same_base(root, manifest.base, manifest.base_digest):
         return
-    if card.quantized and is_copy_of(served, Path(card.base)):
+    if manifest.quantized and is_copy_of(served, Path(manifest.base)):
         return
-    raise UserError(f"{server} serves {served}, not {card.base}; start it with that model, or give --engine local")
+    raise UserError(f"{server} serves {served}, not {manifest.base}; start it with that model, or give --engine local")
 
 
 def probe_body(prompt: tuple[int, ...], temperature: float, model: str) -> dict[str, Any]:

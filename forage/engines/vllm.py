@@ -88,7 +88,7 @@ class VLLMEngine(Engine):
     @classmethod
     @asynccontextmanager
     async def open(cls, options: EngineOptions, job: Job) -> AsyncIterator[VLLMEngine]:
-        wanted = Wanted(job.card, vocabulary_of(job.card), job.tokens)
+        wanted = Wanted(job.manifest, vocabulary_of(job.manifest), job.tokens)
         async with cls(options, wanted, sleeps=job.sleeps) as engine:
             yield engine
 

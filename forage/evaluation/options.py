@@ -12,7 +12,7 @@ from forage.agent.options import SearchOptions
 from forage.engines.base import EngineOptions, Sampling
 from forage.errors import UserError, check_at_least_one
 from forage.files import check_apart, check_folder
-from forage.store.options import StorePlace
+from forage.store.options import StoreAddress
 
 Systems = Mapping[str, Callable[..., Any]]  # by name: makes a Strategy of a Setting and parameters
 MANIFEST = "evaluation.json"  # what all episodes of an output folder have in common
@@ -54,7 +54,7 @@ class EvaluationOptions:
     """Values of k for MRR@k, recall@k and nDCG@k."""
     engine: EngineOptions = field(default_factory=EngineOptions)
     search: SearchOptions = field(default_factory=SearchOptions)
-    place: StorePlace = field(default_factory=StorePlace)
+    address: StoreAddress = field(default_factory=StoreAddress)
     sampling: Sampling = field(default_factory=lambda: Sampling(temperature=0.7))
     concurrency: int = 16
     """Questions played at once. With --engine local also the number of sequences sampled in one batch."""
@@ -66,7 +66,7 @@ class EvaluationOptions:
     def check(self, systems: Systems) -> None:
         """Fail before anything is loaded."""
         self.sampling.check()
-        self.place.check()
+        self.address.check()
         check_at_least_one(self, "concurrency")
         if not self.cutoffs or min(self.cutoffs) < 1:
             raise UserError("--cutoffs must be one or more numbers of at least 1")

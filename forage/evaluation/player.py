@@ -59,8 +59,10 @@ async def play_policy(
     policy: Policy, logs: Mapping[str, OutcomeLog], setting: Setting, strategies: Mapping[str, Strategy], worker: str
 ) -> None:
     options = setting.options
-    protocol = Protocol.playing(load_tokenizer(policy.card), setting.agent)
-    async with open_engine(options.engine, Job(policy.card, options.concurrency, setting.agent.max_tokens)) as engine:
+    protocol = Protocol.playing(load_tokenizer(policy.manifest), setting.agent)
+    async with open_engine(
+        options.engine, Job(policy.manifest, options.concurrency, setting.agent.max_tokens)
+    ) as engine:
         agree_on(options.output_dir, ways_of(policy, protocol, engine))
         await load_adapter(engine, policy)
         search = BatchedSearch(searching(setting.store, setting.agent), in_line=engine.exact)
@@ -102,7 +104,7 @@ def ways_of(policy: Policy, protocol: Protocol, engine: Engine) -> dict[str, str
     """What shows the policy's template and tokenizer, and the type it computes in, where that is known here."""
     shown = [protocol.tokenizer.chat_template, protocol.prompt("?"), protocol.join(["?"], None)]
     ways = {f"template {policy.name}": digest(json.dumps(shown).encode())}
-    return ways | ({f"dtype {policy.name}": str(compute_dtype(policy.card.dtype))} if engine.exact else {})
+    return ways | ({f"dtype {policy.name}": str(compute_dtype(policy.manifest.dtype))} if engine.exact else {})
 
 
 def log_of(policy: Policy, system: str, options: EvaluationOptions) -> OutcomeLog:

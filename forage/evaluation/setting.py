@@ -43,12 +43,12 @@ from forage.files import in_turn, make_folder
 from forage.manifest import agree, file_digest, plain, read_manifest
 from forage.policy.adapters import newest_adapter, undamaged, weights_digest
 from forage.policy.base_models import resolve_model
-from forage.policy.card import PolicyCard, read_policy_card
+from forage.policy.manifest import PolicyManifest, read_policy_manifest
 from forage.rollout.agreement import embedder_digest, open_embedder
-from forage.store.card import CHUNKS_FILE, NO_EMBEDDER
 from forage.store.document_store import read_chunks
 from forage.store.embedder import Embedder
-from forage.store.opening import Store, card_at, open_place
+from forage.store.manifest import CHUNKS_FILE, NO_EMBEDDER
+from forage.store.opening import Store, manifest_at, open_address
 from forage.store.remote import RemoteStore
 
 WAY_OUT = "another --output-dir"
@@ -60,7 +60,7 @@ class Policy:
 
     name: str
     folder: Path
-    card: PolicyCard
+    manifest: PolicyManifest
     adapter: Path | None
     """None: a plain model."""
 
@@ -76,9 +76,9 @@ def find_policy(name: str, source: str, version: str) -> Policy:
         adapter = folder / "adapters" / version if version else newest_adapter(folder)
         if not adapter.exists():
             raise UserError(f"{adapter} was removed since {name} was evaluated first; give another --output-dir")
-        return Policy(name, folder, read_policy_card(folder), undamaged(adapter))
+        return Policy(name, folder, read_policy_manifest(folder), undamaged(adapter))
     base = resolve_model(source)
-    return Policy(name, folder, PolicyCard(folder, base, base, quantized=False), None)
+    return Policy(name, folder, PolicyManifest(folder, base, base, quantized=False), None)
 
 
 def settle_agent(search: SearchOptions, policies: Sequence[Policy]) -> AgentSettings:
@@ -161,17 +161,17 @@ def open_setting(options: EvaluationOptions, make_rewards: MakeRewards) -> Setti
     adapters, qrels = before.get("adapters", {}), options.data / "qrels" / f"{options.split}.tsv"
     policies = [find_policy(name, source, adapters.get(name, "")) for name, source in options.sources.items()]
     agent = settle_agent(options.search, policies)
-    card, fingerprint = card_at(options.place, options.data)
-    embedder = open_embedder(card, before.get("embedder", ""))
+    manifest, fingerprint = manifest_at(options.address, options.data)
+    embedder = open_embedder(manifest, before.get("embedder", ""))
     now = {
-        "options": {name: value for name, value in plain(options).items() if name not in (*FREE, "place")},
-        "store": options.place.store, "embedder": embedder.name, "embedder_weights": embedder_digest(embedder.name),
+        "options": {name: value for name, value in plain(options).items() if name not in (*FREE, "address")},
+        "store": options.address.store, "embedder": embedder.name, "embedder_weights": embedder_digest(embedder.name),
         "data": {
             options.split: file_digest(questions_file(options)), "qrels": file_digest(qrels),
             "store": fingerprint,
         },
         "adapters": adapters | {policy.name: policy.adapter.name for policy in policies if policy.adapter},
-        **{f"policy {p.name}": weights_digest(p.adapter or Path(p.card.base)) for p in policies},
+        **{f"policy {p.name}": weights_digest(p.adapter or Path(p.manifest.base)) for p in policies},
     }  # fmt: skip
     if options.scorer and options.learned:  # by which scorer the learned systems choose, once one of them is played
         now["scorer"] = file_digest(options.scorer / "scorer.json")
@@ -181,7 +181,7 @@ def open_setting(options: EvaluationOptions, make_rewards: MakeRewards) -> Setti
         raise UserError(f"{out} was begun with {words}; give that, or {WAY_OUT}")
     agree_on(out, now)
     write_agent(agent, out)
-    store = open_place(options.place, options.data)
+    store = open_address(options.address, options.data)
     if by_document := qrels.exists():
         judgements = read_qrels(qrels)
         grades: list[Grades] = [judgements.get(question.id, {}) for question in questions]

@@ -58,11 +58,11 @@ class Learner:
         """Log-probabilities by the policy that training began with, without dropout."""
         self.policy.set_adapter(REFERENCE, inference_mode=True)
         try:
-            return self.scored(batch, temperature)
+            return self.score_frozen(batch, temperature)
         finally:
             self.policy.set_adapter("default")
 
-    def scored(self, batch: TokenBatch, temperature: float) -> Tensor:
+    def score_frozen(self, batch: TokenBatch, temperature: float) -> Tensor:
         """Log-probabilities by the current policy, without a gradient and without dropout, so that nothing is drawn."""
         training = self.policy.training
         self.policy.eval()

@@ -202,7 +202,8 @@ FREE = (
     # Compared by content, in the run's manifest.
     "rollout.data", "rollout.policy", "rollout.weights",
     "rollout.concurrency", "rollout.engine.engine", "rollout.engine.urls", "rollout.engine.patience",
-    "rollout.engine.timeout", "rollout.place.store", "rollout.place.store_patience", "rollout.place.store_timeout",
+    "rollout.engine.timeout", "rollout.address.store", "rollout.address.store_patience",
+    "rollout.address.store_timeout",
     *(f"guard.{item.name}" for item in fields(GuardOptions)),
 )  # fmt: skip
 

@@ -1,6 +1,6 @@
 """A vLLM server of a run's own: started on this machine where none answers and none is named, and ended with the run.
 
-So one command trains on one card. The server loads the policy's base, or the copy of it that the trainer computes with,
+So one command trains on one GPU. The server loads the policy's base, or the copy of it that the trainer computes with,
 and gets the share of the card that scripts/cards.txt gives it, or with --vllm-sleep about half.
 """
 
@@ -27,7 +27,7 @@ from forage.errors import UserError
 from forage.grpo.options import TrainOptions
 from forage.heartbeat import beat
 from forage.policy.adapters import CONFIG
-from forage.policy.card import PolicyCard
+from forage.policy.manifest import PolicyManifest
 from forage.policy.served_base import Options as Served
 from forage.policy.served_base import Precision, downloaded, serve_base
 from forage.runs.run_folder import SERVER_LOG
@@ -36,7 +36,7 @@ from forage.text import say
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 VLLM = SCRIPTS.parent / ".venv-vllm" / "bin" / "vllm"
 CARDS = SCRIPTS / "cards.txt"
-ASLEEP = "0.52"  # share of a card for a server that sleeps during updates: the trainer's weights stay there
+ASLEEP = "0.52"  # share of a GPU for a server that sleeps during updates: the trainer's weights stay there
 LAST_WORDS = 60  # seconds that a server has to end
 
 
@@ -48,7 +48,7 @@ def wants_one(options: TrainOptions) -> bool:
 
 
 @contextmanager
-def own_server(options: TrainOptions, card: PolicyCard, adapter: Path, tokens: int) -> Iterator[TrainOptions]:
+def own_server(options: TrainOptions, manifest: PolicyManifest, adapter: Path, tokens: int) -> Iterator[TrainOptions]:
     """The options with the address of a server that is started here, if they want one; it ends with this process.
 
     `tokens`: an episode's most.
@@ -58,15 +58,15 @@ def own_server(options: TrainOptions, card: PolicyCard, adapter: Path, tokens: i
         return
     rollout, log, on_gpu = options.rollout, options.run_dir / SERVER_LOG, torch.cuda.is_available()
     rank = json.loads((adapter / CONFIG).read_text())["r"]
-    told, serve, flags = told_on_gpu(sleeps=options.vllm_sleep) if on_gpu else ({}, "bf16", [])
+    environment, serve, flags = environment_on_gpu(sleeps=options.vllm_sleep) if on_gpu else ({}, "bf16", [])
     link = rollout.policy.with_name(f"{rollout.policy.name}-served")
-    base = serve_base(Served(rollout.policy, link, serve)) if card.quantized else downloaded(card.base)
+    base = serve_base(Served(rollout.policy, link, serve)) if manifest.quantized else downloaded(manifest.base)
     port = free_port()
-    told |= {"MODEL": str(base.resolve()), "PORT": str(port), "LORA_RANK": str(rank)}
-    told |= {"MAX_TOKENS" if on_gpu else "MAX_LEN": str(tokens)}
-    told |= {} if card.dtype == "auto" else {"DTYPE": card.dtype}
+    environment |= {"MODEL": str(base.resolve()), "PORT": str(port), "LORA_RANK": str(rank)}
+    environment |= {"MAX_TOKENS" if on_gpu else "MAX_LEN": str(tokens)}
+    environment |= {} if manifest.dtype == "auto" else {"DTYPE": manifest.dtype}
     print(f"engine: no vLLM server answers at {rollout.engine.urls[0]}; this run starts its own, with its log in {log}")
-    server = start([str(SCRIPTS / f"vllm_{'gpu' if on_gpu else 'cpu'}.sh"), *flags], told, log)
+    server = start([str(SCRIPTS / f"vllm_{'gpu' if on_gpu else 'cpu'}.sh"), *flags], environment, log)
     try:
         url = f"http://127.0.0.1:{port}"
         wait_until_up(server, url, log)
@@ -75,8 +75,8 @@ def own_server(options: TrainOptions, card: PolicyCard, adapter: Path, tokens: i
         end(server)
 
 
-def told_on_gpu(*, sleeps: bool) -> tuple[dict[str, str], Precision, list[str]]:
-    """What scripts/vllm_gpu.sh is told about this process's card, what it should serve there, and further flags.
+def environment_on_gpu(*, sleeps: bool) -> tuple[dict[str, str], Precision, list[str]]:
+    """What scripts/vllm_gpu.sh is told about this process's GPU, what it should serve there, and further flags.
 
     A VLLM_GPU_MEMORY in the environment stays.
     """
@@ -89,13 +89,13 @@ def told_on_gpu(*, sleeps: bool) -> tuple[dict[str, str], Precision, list[str]]:
             "take turns (--vllm-sleep), set the server's share for a smaller model (VLLM_GPU_MEMORY=0.4), or give "
             "--engine local"
         )
-    told = {
+    environment = {
         "VLLM_GPUS": os.environ.get("CUDA_VISIBLE_DEVICES", "0").partition(",")[0], "VLLM_GPU_MEMORY": share
     }  # fmt: skip
     if sleeps:
-        told["VLLM_SERVER_DEV_MODE"] = "1"
+        environment["VLLM_SERVER_DEV_MODE"] = "1"
     serve: Precision = "bf16" if row and row[0] == "bf16" else "nf4"
-    return told, serve, ["--enable-sleep-mode"] if sleeps else ["--max-num-seqs", "64"]
+    return environment, serve, ["--enable-sleep-mode"] if sleeps else ["--max-num-seqs", "64"]
 
 
 def row_of(gigabytes: float) -> list[str] | None:
@@ -107,12 +107,12 @@ def row_of(gigabytes: float) -> list[str] | None:
     return next((row[1:] for row in reversed(rows) if int(row[0]) <= gigabytes + 1), None)
 
 
-def start(command: list[str], told: Mapping[str, str], log: Path) -> subprocess.Popen[bytes]:
+def start(command: list[str], environment: Mapping[str, str], log: Path) -> subprocess.Popen[bytes]:
     """The process. The kernel ends it with this one, however that ends; Ctrl-C reaches this one alone."""
     bound = [setpriv, "--pdeathsig", "TERM", "--"] if (setpriv := shutil.which("setpriv")) else []
     with log.open("ab") as file:
         return subprocess.Popen(  # noqa: S603
-            [*bound, *command], env=os.environ | told, stdout=file, stderr=file, stdin=subprocess.DEVNULL,
+            [*bound, *command], env=os.environ | environment, stdout=file, stderr=file, stdin=subprocess.DEVNULL,
             start_new_session=True,
         )  # fmt: skip
 

@@ -105,7 +105,7 @@ class ShardedLearner(Learner):
         """As in Learner. Don't call it between a score and its backward pass, while the weights are in use."""
         self._swap_reference()
         try:
-            return self.scored(batch, temperature)
+            return self.score_frozen(batch, temperature)
         finally:
             self._swap_reference()
 

@@ -38,8 +38,8 @@ from forage.grpo.sharding import ShardedLearner
 from forage.grpo.update import UpdateContext, learning_rate, prepare, update
 from forage.metrics import bootstrapped
 from forage.policy.adapters import adapter_path, versions, weights_digest, whole_digest
-from forage.policy.card import PolicyCard
 from forage.policy.logprobs import unsharable
+from forage.policy.manifest import PolicyManifest
 from forage.policy.packing import OutOfMemory
 from forage.policy.policy import load_policy
 from forage.processes import join_processes, world
@@ -170,13 +170,13 @@ def note_evaluation(run: Run, plan: Plan, episodes: Sequence[Episode]) -> None:
     print(f"v{run.step:06d} on {len(episodes)} held-out questions: {means}", flush=True)
 
 
-def open_learner(options: TrainOptions, card: PolicyCard, start: Path) -> Learner:
+def open_learner(options: TrainOptions, policy_manifest: PolicyManifest, start: Path) -> Learner:
     """The policy and its optimizer: plain in this process, or sharded, across all processes that were started."""
     shared_out = world() > 1 or options.sharding != "none"
     if shared_out:
         join_processes()
     # A model that is to be sharded must not be whole on every GPU first.
-    policy = load_policy(card, start, device="cpu" if options.sharding in ("zero3", "fsdp2") else "auto")
+    policy = load_policy(policy_manifest, start, device="cpu" if options.sharding in ("zero3", "fsdp2") else "auto")
     policy.train()  # transformers checkpoints activations in training mode only
     if options.update.memory.gradient_checkpointing:
         policy.activation_checkpointing_enable(activation_checkpointing_kwargs={"use_reentrant": False})

@@ -231,7 +231,7 @@ def likelihood_gain(
     before_NT = learner.sums({"before": old.values_NT[chosen.to(old.values_NT.device)]})["before"]
     sums = []
     for part in learner.shard(context.pack([taught.episodes[number] for number in chosen], budget)):
-        gains_BT = learner.scored(part, context.temperature) - before_NT[part.sequence_BT, part.positions_BT]
+        gains_BT = learner.score_frozen(part, context.temperature) - before_NT[part.sequence_BT, part.positions_BT]
         counts_BT = part.predicted_BT.to(gains_BT.device)
         sums.append({"gained": gains_BT[counts_BT].sum(), "tokens": counts_BT.sum()})
     total = learner.sums(add_stats(sums))

@@ -204,18 +204,18 @@ def weight_files(folder: Path) -> tuple[str, ...]:
 
 # Unpacked copies of 4-bit bases
 
-COPY_CARD = "serving.json"  # the digests of the base that a copy was made from, and of the copy
+COPY_MANIFEST = "serving.json"  # the digests of the base that a copy was made from, and of the copy
 
 
 def is_copy_of(folder: Path, base: Path) -> bool:
     """Whether a folder is the unpacked copy of this 4-bit base (served_base.py), and still what was written."""
-    card = folder / COPY_CARD
+    manifest = folder / COPY_MANIFEST
     return (
-        card.is_file()
+        manifest.is_file()
         and base.is_dir()
-        and read_manifest(card, f"remove {folder}, and make it again") == copy_card(folder, base)
+        and read_manifest(manifest, f"remove {folder}, and make it again") == copy_manifest(folder, base)
     )
 
 
-def copy_card(folder: Path, base: Path) -> dict[str, str]:
+def copy_manifest(folder: Path, base: Path) -> dict[str, str]:
     return {"made_from": base_digest(base), "digest": base_digest(folder)}

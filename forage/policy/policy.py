@@ -17,44 +17,46 @@ from forage.errors import UserError, first_line
 from forage.machine import Dtype, compute_dtype
 from forage.policy.adapters import newest_adapter, publish_adapter, undamaged
 from forage.policy.base_models import base_digest, folder_of
-from forage.policy.card import AdapterOptions, PolicyCard, write_policy_card
 from forage.policy.logprobs import check_scores
+from forage.policy.manifest import AdapterOptions, PolicyManifest, write_policy_manifest
 from forage.policy.packing import attend_by_branches
 from forage.policy.precision import fuse_adapters
 
 # Loading
 
 
-def load_tokenizer(card: PolicyCard) -> Any:
+def load_tokenizer(manifest: PolicyManifest) -> Any:
     from transformers import AutoTokenizer
 
     try:
-        return AutoTokenizer.from_pretrained(card.base)
+        return AutoTokenizer.from_pretrained(manifest.base)
     except (OSError, ValueError) as error:
-        raise UserError(f"{card.base} has no tokenizer that can be loaded ({first_line(error)})") from error
+        raise UserError(f"{manifest.base} has no tokenizer that can be loaded ({first_line(error)})") from error
 
 
-def vocabulary_of(card: PolicyCard) -> int:
+def vocabulary_of(manifest: PolicyManifest) -> int:
     """Number of tokens that the model has weights for: at least as many as the tokenizer knows."""
-    return int(base_config(card).get_text_config().vocab_size)
+    return int(base_config(manifest).get_text_config().vocab_size)
 
 
-def check_length(card: PolicyCard, tokens: int) -> None:
+def check_length(manifest: PolicyManifest, tokens: int) -> None:
     """Refuse episodes that are longer than the base was made for.
 
     With rotations that depend on the length ("dynamic", "longrope"), all positions of a sequence change once it, or
     another one beside it, is longer than the base was first trained with.
     """
-    text = base_config(card).get_text_config()
+    text = base_config(manifest).get_text_config()
     rotations = getattr(text, "rope_parameters", None) or {}
     most = getattr(text, "max_position_embeddings", None) or tokens
     if rotations.get("rope_type") in ("dynamic", "longrope"):
         most = min(most, rotations.get("original_max_position_embeddings") or most)
     if tokens > most:
-        raise UserError(f"--max-tokens {tokens} is more than the {most} that {card.base} takes; give {most} or less")
+        raise UserError(
+            f"--max-tokens {tokens} is more than the {most} that {manifest.base} takes; give {most} or less"
+        )
 
 
-def load_base(card: PolicyCard, *, dequantize: bool = False, device: str = "auto") -> Any:
+def load_base(manifest: PolicyManifest, *, dequantize: bool = False, device: str = "auto") -> Any:
     """The base that the adapter is trained on. `dequantize` unpacks 4-bit weights, to sample faster or to serve them.
 
     Device auto: this process's GPU if it has one, else the CPU.
@@ -62,15 +64,15 @@ def load_base(card: PolicyCard, *, dequantize: bool = False, device: str = "auto
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 
-    check_base(card)
+    check_base(manifest)
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    dtype, config = compute_dtype(card.dtype), base_config(card)
-    if card.quantized:
+    dtype, config = compute_dtype(manifest.dtype), base_config(manifest)
+    if manifest.quantized:
         config.quantization_config["bnb_4bit_compute_dtype"] = str(dtype).removeprefix("torch.")
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
-    model: Any = AutoModelForCausalLM.from_pretrained(card.base, config=config, dtype=dtype, device_map=device)
-    if not card.quantized:
+    model: Any = AutoModelForCausalLM.from_pretrained(manifest.base, config=config, dtype=dtype, device_map=device)
+    if not manifest.quantized:
         return model
     # bitsandbytes unpacks to the type of the input in the forward pass, but in the backward pass, and for good, to the
     # type that was quantised. If that rounds more, they would not be the same weights.
@@ -85,22 +87,22 @@ def load_base(card: PolicyCard, *, dequantize: bool = False, device: str = "auto
     return model
 
 
-def base_config(card: PolicyCard) -> Any:
+def base_config(manifest: PolicyManifest) -> Any:
     from transformers import AutoConfig
 
     try:
-        return AutoConfig.from_pretrained(card.base)
+        return AutoConfig.from_pretrained(manifest.base)
     except (OSError, ValueError) as error:
-        raise UserError(f"the base {card.base} can't be loaded ({first_line(error)})") from error
+        raise UserError(f"the base {manifest.base} can't be loaded ({first_line(error)})") from error
 
 
-def check_base(card: PolicyCard) -> None:
+def check_base(manifest: PolicyManifest) -> None:
     """Refuse a base whose weights were changed in place since the policy was made from it."""
-    folder = folder_of(card.base) if card.base_digest else None
-    if folder is not None and base_digest(folder) != card.base_digest:
+    folder = folder_of(manifest.base) if manifest.base_digest else None
+    if folder is not None and base_digest(folder) != manifest.base_digest:
         raise UserError(
-            f"{card.base} has other weights than when {card.folder} was made from it; put those back, or make the "
-            "policy again in another folder"
+            f"{manifest.base} has other weights than when {manifest.folder} was made from it; put those back, or make "
+            "the policy again in another folder"
         )
 
 
@@ -115,14 +117,14 @@ def keep_trainable(model: Any) -> None:
             module.support_avx512bf16_for_cpu = False
 
 
-def load_policy(card: PolicyCard, adapter: Path | None = None, device: str = "auto") -> Any:
+def load_policy(manifest: PolicyManifest, adapter: Path | None = None, device: str = "auto") -> Any:
     """The frozen base with a trainable adapter; without `adapter`, the newest one."""
     from peft import PeftModel
 
-    folder = undamaged(adapter) if adapter else newest_adapter(card.folder)
-    policy = PeftModel.from_pretrained(load_base(card, device=device), str(folder), is_trainable=True)
+    folder = undamaged(adapter) if adapter else newest_adapter(manifest.folder)
+    policy = PeftModel.from_pretrained(load_base(manifest, device=device), str(folder), is_trainable=True)
     # When it is saved again, the adapter names the full base that it is merged into, even if a 4-bit copy is loaded.
-    policy.peft_config["default"].base_model_name_or_path = card.full_base
+    policy.peft_config["default"].base_model_name_or_path = manifest.full_base
     check_scores(policy)
     return ready_to_train(policy)
 
@@ -156,7 +158,7 @@ def create_policy(base: str, folder: Path, adapter: AdapterOptions, *, quantize:
     loaded = str(folder / "base") if quantize else base
     full_base = folder_of(base)  # None for weights that are no safetensors
     digest = base_digest(full_base) if full_base else ""
-    write_policy_card(PolicyCard(folder, loaded, base, quantize, dtype, digest), folder)
+    write_policy_manifest(PolicyManifest(folder, loaded, base, quantize, dtype, digest), folder)
     trained, every = policy.get_nb_trainable_parameters()
     mib = policy.get_memory_footprint() / 2**20
     return f"trains {trained:,} of {every:,} parameters ({trained / every:.2%}), takes {mib:,.1f} MiB of memory"

@@ -26,7 +26,7 @@ from forage.errors import UserError
 from forage.files import check_replaceable, make_folder, making_folder, sync, takes_files
 from forage.machine import compute_dtype
 from forage.manifest import write_manifest
-from forage.policy.card import PolicyCard, read_policy_card
+from forage.policy.manifest import PolicyManifest, read_policy_manifest
 
 Precision = Literal["bf16", "nf4"]
 
@@ -52,12 +52,12 @@ def serve_base(options: Options) -> Path:
     link = options.link
     if link.exists() and not link.is_symlink():
         raise UserError(f"{link} is there already and no link; choose another path for the link")
-    card = read_policy_card(options.policy)
-    if options.serve == "nf4" and not card.quantized:
+    manifest = read_policy_manifest(options.policy)
+    if options.serve == "nf4" and not manifest.quantized:
         raise UserError(
             f"--serve nf4: {options.policy} has no 4-bit base; leave it out, or make the policy with --quantize"
         )
-    base = unpacked(card, link) if card.quantized and options.serve == "bf16" else downloaded(card.base)
+    base = unpacked(manifest, link) if manifest.quantized and options.serve == "bf16" else downloaded(manifest.base)
     point(link, base)
     return base
 
@@ -70,22 +70,22 @@ def downloaded(base: str) -> Path:
     return Path(snapshot_download(base))
 
 
-def unpacked(card: PolicyCard, link: Path) -> Path:
+def unpacked(manifest: PolicyManifest, link: Path) -> Path:
     """The copy beside the link, with the very weights that the trainer multiplies by."""
     import torch
 
-    from forage.policy.base_models import COPY_CARD, copy_card, is_copy_of
+    from forage.policy.base_models import COPY_MANIFEST, copy_manifest, is_copy_of
     from forage.policy.policy import load_base, load_tokenizer
 
-    kind = "fp32" if compute_dtype(card.dtype) == torch.float32 else "bf16"
-    base, copy = Path(card.base), link.with_name(f"{link.name}-{kind}")
-    check_replaceable("link", copy, COPY_CARD)
+    kind = "fp32" if compute_dtype(manifest.dtype) == torch.float32 else "bf16"
+    base, copy = Path(manifest.base), link.with_name(f"{link.name}-{kind}")
+    check_replaceable("link", copy, COPY_MANIFEST)
     if not is_copy_of(copy, base):
         with making_folder(copy, overwrite=True) as partial:
             # In the plain model's format: bitsandbytes' own can only be read.
-            load_base(card, dequantize=True).save_pretrained(partial, save_original_format=False)
-            load_tokenizer(card).save_pretrained(partial)
-            write_manifest(partial / COPY_CARD, copy_card(partial, base))
+            load_base(manifest, dequantize=True).save_pretrained(partial, save_original_format=False)
+            load_tokenizer(manifest).save_pretrained(partial)
+            write_manifest(partial / COPY_MANIFEST, copy_manifest(partial, base))
     return copy
 
 

@@ -21,7 +21,7 @@ from forage.files import check_apart, check_replaceable
 from forage.machine import hub_reachable
 from forage.policy.adapters import newest_adapter, versions
 from forage.policy.base_models import check_folder, folder_of, resolve_model, same_base
-from forage.policy.card import full_base_of
+from forage.policy.manifest import full_base_of
 
 WEIGHT_ENDINGS = (
     ".safetensors", ".bin", ".gguf", ".pth", ".pt", ".ckpt", ".h5", ".msgpack", ".onnx", ".index.json",

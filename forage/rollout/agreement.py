@@ -19,9 +19,9 @@ from forage.errors import UserError
 from forage.manifest import code_of, contradictions, made_of, plain, read_manifest_as, write_manifest
 from forage.policy.adapters import adapter_path, newest_adapter, weights_digest
 from forage.rollout.options import RolloutOptions
-from forage.store.card import NO_EMBEDDER, StoreCard
 from forage.store.embedder import Embedder, locate
-from forage.store.opening import Store, card_at, digests_of, open_place
+from forage.store.manifest import NO_EMBEDDER, StoreManifest
+from forage.store.opening import Store, digests_of, manifest_at, open_address
 
 RUN_FILE = "run.json"
 SAMPLED = ("num_rollouts", "batch_size", "temperature", "seed")  # options that a worker takes from the run
@@ -66,10 +66,12 @@ def manifest_now(
 
     `own`: what else of the user's code the run is made of.
     """
-    store, fingerprint = card_at(options.place, options.data)
+    store, fingerprint = manifest_at(options.address, options.data)
     embedder = open_embedder(store, known.embedder if known else "")
     # Only their names and sources are read here, so this searcher is never asked.
-    functions = rewards_of(make_rewards, embedder, Searcher(lambda: open_place(options.place, options.data), settings))
+    functions = rewards_of(
+        make_rewards, embedder, Searcher(lambda: open_address(options.address, options.data), settings)
+    )
     start, agent = adapter_of(options.policy, known, run_dir), own_agent()
     tools = functions_for(settings.tools) | ({"get_agent": agent} if agent else {})
     return RunManifest(
@@ -96,7 +98,7 @@ def check_opened(store: Store, run: RunManifest | None) -> None:
         raise UserError(f"{store.path} was changed just now; start the same command again")
 
 
-def open_embedder(store: StoreCard, known: str = "") -> Embedder:
+def open_embedder(store: StoreManifest, known: str = "") -> Embedder:
     """The rewards' embedder: the store's, else the one that the run chose first, else one chosen now.
 
     No other takes its place if it can't be loaded: a similarity from another model is another reward.

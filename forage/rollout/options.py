@@ -8,8 +8,8 @@ from pathlib import Path
 from forage.agent.options import SearchOptions
 from forage.engines.base import EngineOptions, Sampling
 from forage.errors import UserError, check_at_least_one
-from forage.policy.card import full_base_of
-from forage.store.options import StorePlace
+from forage.policy.manifest import full_base_of
+from forage.store.options import StoreAddress
 
 
 def made_last(models: Path = Path("models")) -> Path:
@@ -42,7 +42,7 @@ class RolloutOptions:
     base as models/policy, else models/policy."""
     engine: EngineOptions = field(default_factory=EngineOptions)
     search: SearchOptions = field(default_factory=SearchOptions)
-    place: StorePlace = field(default_factory=StorePlace)
+    address: StoreAddress = field(default_factory=StoreAddress)
     temperature: float = 1.0
     """Sampling temperature. There is no top-p or top-k: training computes a token's probability among all tokens."""
     num_rollouts: int = 8
@@ -68,7 +68,7 @@ class RolloutOptions:
     def check(self) -> None:
         """Fail before anything is loaded."""
         self.sampling.check()
-        self.place.check()
+        self.address.check()
         check_at_least_one(self, "num_rollouts", "batch_size", "concurrency")
 
 

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from forage.agent.episode import Episode, Place, episode_files, read_on
+from forage.agent.episode import Episode, FilePosition, episode_files, read_on
 from forage.agent.options import Credit
 from forage.data.splits import in_rounds
 from forage.errors import UserError
@@ -132,7 +132,7 @@ class Played:
         # What is to be played again after a rollback is free, whoever still plays it for the plan before.
         self.claims = self.folder / f"claims-{version_name(plan.oldest)}"
         self._sizes: dict[Path, int] = {}  # of files that were read to their end
-        self._places: dict[str, Place] = {}  # by file
+        self._places: dict[str, FilePosition] = {}  # by file
         self._parts: dict[tuple[str, str, str], dict[str, Episode]] = {}  # by file, question and adapter
         self._groups: dict[str, list[Episode]] = {}
         self._from: dict[str, str] = {}  # by question, the file of its group
@@ -156,7 +156,7 @@ class Played:
                 size = there.stat().st_size
                 if self._sizes.get(there) == size:
                     return
-                episodes, place = read_on(there, self._places.get(file, Place()))
+                episodes, place = read_on(there, self._places.get(file, FilePosition()))
                 break
             except OSError as error:
                 if error.errno not in GONE:

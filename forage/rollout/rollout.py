@@ -52,14 +52,14 @@ from forage.policy.adapters import (
     weights_digest,
     whole_digest,
 )
-from forage.policy.card import read_policy_card
+from forage.policy.manifest import read_policy_manifest
 from forage.policy.policy import load_tokenizer
 from forage.progress import Progress
 from forage.rollout.agreement import adapter_of, open_embedder, read_run
 from forage.rollout.options import RolloutOptions
 from forage.rollout.plans import LEASE, TRAINER, Claims, Plan, Played
-from forage.store.card import NO_EMBEDDER
-from forage.store.opening import open_place
+from forage.store.manifest import NO_EMBEDDER
+from forage.store.opening import open_address
 
 # Playing: questions become episodes on disk, in one process or in several that share a folder through claims.
 #
@@ -272,12 +272,12 @@ async def open_rollout(
 ) -> AsyncIterator[Rollout]:  # fmt: skip
     """Open everything a rollout needs: the engine, the store, the rewards with the run's embedder."""
     options.check()
-    card = read_policy_card(options.policy)
-    store = open_place(options.place, options.data)
-    protocol = Protocol.playing(load_tokenizer(card), settings)
-    job = Job(card, options.concurrent_episodes, settings.max_tokens, sleeps)
+    manifest = read_policy_manifest(options.policy)
+    store = open_address(options.address, options.data)
+    protocol = Protocol.playing(load_tokenizer(manifest), settings)
+    job = Job(manifest, options.concurrent_episodes, settings.max_tokens, sleeps)
     async with open_engine(options.engine, job) as engine:
-        opened = store.embedder if store.options.embedder != NO_EMBEDDER else open_embedder(store.card, embedder)
+        opened = store.embedder if store.options.embedder != NO_EMBEDDER else open_embedder(store.manifest, embedder)
         searcher = Searcher(lambda: store, settings)
         yield Rollout(options, engine, protocol, searcher, rewards_of(make_rewards, opened, searcher), questions)
 

@@ -15,7 +15,7 @@ from forage.errors import UserError
 from forage.heartbeat import beat
 from forage.manifest import shown
 from forage.policy.adapters import versions
-from forage.policy.card import read_policy_card
+from forage.policy.manifest import read_policy_manifest
 from forage.rollout.agreement import (
     RUN_FILE,
     RunManifest,
@@ -110,7 +110,7 @@ async def open_worker(
     options = as_in_run(given, known, run_dir)
     options.check()
     settings = options.search.settle(run_dir, options.policy)
-    read_policy_card(options.policy)
+    read_policy_manifest(options.policy)
     own = manifest_now(options, settings, make_rewards, run_dir, known)  # before anything is written
     if known and (words := disagreements(known, own)):
         raise UserError(

@@ -18,7 +18,7 @@ from forage.agent.protocol import FAULTS
 from forage.data.records import Question
 from forage.errors import UserError
 from forage.files import json_lines
-from forage.policy.card import read_policy_card
+from forage.policy.manifest import read_policy_manifest
 from forage.runs.stats import (
     WAIT,
     StepStats,
@@ -182,7 +182,7 @@ def decoder_of(run_dir: Path) -> Decode | None:
     from forage.policy.policy import load_tokenizer
 
     try:
-        tokenizer = load_tokenizer(read_policy_card(run_dir))
+        tokenizer = load_tokenizer(read_policy_manifest(run_dir))
     except (UserError, OSError, ValueError):
         return None
     return cache(lambda ids: str(tokenizer.decode(list(ids))))

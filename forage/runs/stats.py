@@ -200,7 +200,8 @@ class StepStats:
 def summarised(values: Sequence[float]) -> Summary:
     """Mean, deviation and interpolated quantiles. Example: [0, 1] has mean .5, std .5, p25 .25, median .5."""
     low, p25, median, p75, high = np.quantile(values, (0, 0.25, 0.5, 0.75, 1)).tolist()
-    mean, std = float(np.mean(values)), float(np.std(values))
+    mean = math.fsum(values) / len(values)
+    std = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / len(values))
     return {"mean": mean, "std": std, "min": low, "p25": p25, "median": median, "p75": p75, "max": high}
 
 

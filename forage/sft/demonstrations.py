@@ -21,7 +21,7 @@ from forage.data.splits import read_training_questions
 from forage.errors import UserError
 from forage.sft.options import SFTOptions
 from forage.sft.teacher import Guess, TeacherOptions, causes_of, demonstrate
-from forage.store.opening import open_place
+from forage.store.opening import open_address
 from forage.text import IDLE, folded, spoken_words
 
 
@@ -42,7 +42,10 @@ def play_demonstrations(options: SFTOptions, protocol: Protocol, settings: Agent
     """The teacher's."""
     questions = read_training_questions(options.data)
     chosen = random.Random(options.seed).sample(questions, min(options.num_demonstrations, len(questions)))
-    search, guess = searching(open_place(options.place, options.data), settings), make_guess(options.teacher, questions)
+    search, guess = (
+        searching(open_address(options.address, options.data), settings),
+        make_guess(options.teacher, questions),
+    )
     print(f"the teacher searches for {len(chosen)} questions", flush=True)
     taught, without = asyncio.run(demonstrate(chosen, search, protocol, settings, options.teacher, options.seed, guess))
     print(f"{len(taught)} demonstrations by the teacher for {len(chosen)} questions{causes_of(without)}")

@@ -13,7 +13,7 @@ from forage.files import check_apart, check_replaceable
 from forage.optimizer import MemoryOptions, OptimizerOptions
 from forage.policy.adapters import adapter_path
 from forage.sft.teacher import TeacherOptions
-from forage.store.options import StorePlace
+from forage.store.options import StoreAddress
 
 WRITTEN = (  # what sft_train.py writes into its output folder beside config.json
     "model.json", "agent.json", "adapters", "demonstrations.jsonl", ".demonstrations.jsonl", "stats.jsonl",
@@ -21,7 +21,8 @@ WRITTEN = (  # what sft_train.py writes into its output folder beside config.jso
 )  # fmt: skip
 
 FREE = (
-    "overwrite", "place.store_patience", "place.store_timeout", "memory.token_budget", "memory.gradient_checkpointing",
+    "overwrite", "address.store_patience", "address.store_timeout", "memory.token_budget",
+    "memory.gradient_checkpointing",
 )  # fmt: skip
 
 
@@ -41,7 +42,7 @@ class SFTOptions:
     """Files of episodes to imitate as well. None may be about a question of eval.jsonl."""
     teacher: TeacherOptions = field(default_factory=TeacherOptions)
     search: SearchOptions = field(default_factory=SearchOptions)
-    place: StorePlace = field(default_factory=StorePlace)
+    address: StoreAddress = field(default_factory=StoreAddress)
     max_steps: int = 100
     """Maximum number of updates."""
     batch_size: int = 4
@@ -64,7 +65,7 @@ class SFTOptions:
 
     def check(self) -> None:
         """Fail before anything is loaded."""
-        for part in (self.teacher, self.memory, self.place):
+        for part in (self.teacher, self.memory, self.address):
             part.check()
         check_at_least_one(self, "max_steps", "batch_size", "eval_every", "early_stop")
         if not 0 < self.eval_share < 1:

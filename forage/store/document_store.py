@@ -22,7 +22,9 @@ from forage.files import clear_half_written, in_turn, locked, make_folder, repla
 from forage.manifest import digest, file_digest
 from forage.progress import Counting, counted
 from forage.store.bm25 import BM25, Titles, Tokenizer
-from forage.store.card import (
+from forage.store.embedder import Embedder
+from forage.store.fusion import Hit, Ids, Ranking, fuse
+from forage.store.manifest import (
     BM25_FILE,
     CHUNKS_FILE,
     NEXT,
@@ -33,15 +35,13 @@ from forage.store.card import (
     TURN,
     VECTORS,
     Kept,
-    StoreCard,
-    check_place,
+    StoreManifest,
+    check_address,
     fingerprint_of,
     finish_edit,
-    read_card,
-    write_card,
+    read_store_manifest,
+    write_store_manifest,
 )
-from forage.store.embedder import Embedder
-from forage.store.fusion import Hit, Ids, Ranking, fuse
 from forage.store.options import Fusion, Mode, StoreOptions
 from forage.store.vectors import VectorCollection, exact_nearest, text_key
 from forage.store.where import Where, condition
@@ -60,10 +60,10 @@ class DocumentStore:
     the number of its documents, which iterating gives in order.
     """
 
-    def __init__(self, path: Path, card: StoreCard, chunks: list[Chunk], bm25: BM25) -> None:
+    def __init__(self, path: Path, manifest: StoreManifest, chunks: list[Chunk], bm25: BM25) -> None:
         self.path = path
-        self.card = card
-        self.options = card.options
+        self.manifest = manifest
+        self.options = manifest.options
         self.chunks = chunks
         self.embedded = 0  # chunks that its build had to embed
         self._bm25 = bm25
@@ -71,14 +71,14 @@ class DocumentStore:
         self._lease = Kept(path / READERS) if (path / READERS).exists() else None  # a copy may lack hidden files
         if self._lease:
             self._lease.share()
-        self._tokenize = Tokenizer(card.options.language)
+        self._tokenize = Tokenizer(manifest.options.language)
         if self.options.bm25 == "rank_bm25" and bm25.terms:  # of texts without words it can't take the mean
             from rank_bm25 import BM25Okapi
 
             bm25.scores = BM25Okapi(list(tokenized(chunks, self.options))).get_scores  # type: ignore[method-assign]
 
     def __len__(self) -> int:
-        return self.card.documents
+        return self.manifest.documents
 
     def __iter__(self) -> Iterator[Document]:
         return iter(self.documents.values())
@@ -115,16 +115,16 @@ class DocumentStore:
     @cached_property
     def embedder(self) -> Embedder:
         """The store's embedder, loaded on first use; refuses another model under the same name."""
-        return embedder_of(self.card, self.path)
+        return embedder_of(self.manifest, self.path)
 
     @cached_property
     def fingerprint(self) -> str:
         """What a run that learns from this store must find again."""
-        return fingerprint_of(self.card, self.chunks_digest)
+        return fingerprint_of(self.manifest, self.chunks_digest)
 
     @cached_property
     def chunks_digest(self) -> str:
-        return self.card.files[CHUNKS_FILE]
+        return self.manifest.files[CHUNKS_FILE]
 
     @cached_property
     def vector_keys(self) -> list[str]:
@@ -134,8 +134,8 @@ class DocumentStore:
     def vectors_ND(self) -> NDArray[np.float32]:
         """The chunks' vectors, loaded on first use."""
         keys = self.vector_keys
-        with _collection(self.path, self.card.collection, self.options.chroma_url) as collection:
-            vectors_ND = collection.matrix(keys, self.card.dimension)
+        with _collection(self.path, self.manifest.collection, self.options.chroma_url) as collection:
+            vectors_ND = collection.matrix(keys, self.manifest.dimension)
         self._lease = None
         return vectors_ND
 
@@ -157,7 +157,7 @@ class DocumentStore:
         path, options = Path(path), options or StoreOptions()
         options.check()
         whole = _by_id(documents)
-        check_place(path)
+        check_address(path)
         with _writing(path):
             embedder = None if options.embedder == NO_EMBEDDER else Embedder(options.embedder)
             options = replace(options, embedder=embedder.name if embedder else NO_EMBEDDER)
@@ -172,7 +172,7 @@ class DocumentStore:
         """
 
         def added(now: Self) -> dict[str, Document]:
-            return {**now.documents, **_by_id(documents, _next_number(now.documents, now.card.next_number))}
+            return {**now.documents, **_by_id(documents, _next_number(now.documents, now.manifest.next_number))}
 
         self._edit(added)
 
@@ -189,7 +189,9 @@ class DocumentStore:
 
     def _edit(self, change: Callable[[Self], dict[str, Document]]) -> None:
         with _writing(self.path):
-            now = self if read_card(self.path) == self.card else self.open(self.path)  # another process edits it, too
+            now = (
+                self if read_store_manifest(self.path) == self.manifest else self.open(self.path)
+            )  # another process edits it, too
             documents = change(now)
             same = {doc_id for doc_id, document in documents.items() if now.documents.get(doc_id) == document}
             known = {doc_id: chunks for doc_id, chunks in by_document(now.chunks).items() if doc_id in same}
@@ -210,35 +212,35 @@ class DocumentStore:
         """
         if not documents:
             raise UserError("no documents to build a store from")
-        before = read_card(path) if (path / "store.json").exists() else None
+        before = read_store_manifest(path) if (path / "store.json").exists() else None
         chunks = chunks_of(documents.values(), options, embedder, known)
         name = _collection_name(path, before, options, embedder)
         number = _next_number(documents, before.next_number if before else 0)
-        card = StoreCard(False, name, options, documents=len(documents), chunks=len(chunks), next_number=number)
+        manifest = StoreManifest(False, name, options, documents=len(documents), chunks=len(chunks), next_number=number)
         if before:
-            card.abandoned.extend(before.abandoned)
+            manifest.abandoned.extend(before.abandoned)
         if metadata := [(document.id, document.metadata) for document in documents.values() if document.metadata]:
-            card = replace(card, metadata=digest(json.dumps(metadata, sort_keys=True).encode()))
+            manifest = replace(manifest, metadata=digest(json.dumps(metadata, sort_keys=True).encode()))
         if before and before.collection != name and before.options.embedder != NO_EMBEDDER:
-            card.abandoned.append((before.collection, before.options.chroma_url))
+            manifest.abandoned.append((before.collection, before.options.chroma_url))
         if before is None or before.collection != name:
-            write_card(path, card)
+            write_store_manifest(path, manifest)
         keys, embedded = [], 0
         if embedder:
             texts = embed_texts(chunks, options, embedder)
             keys = list(map(text_key, texts))
-            embedded = _embed_missing(path, card, dict(zip(keys, texts, strict=True)), embedder)
-            card = replace(card, dimension=embedder.dimension, probe=embedder.probe().tolist())
+            embedded = _embed_missing(path, manifest, dict(zip(keys, texts, strict=True)), embedder)
+            manifest = replace(manifest, dimension=embedder.dimension, probe=embedder.probe().tolist())
         bm25 = BM25.build(tokenized(counted("indexing words", chunks), options))
         with replacing_folder(path / NEXT) as parts:
             write_jsonl(parts / CHUNKS_FILE, chunks)
             write_jsonl(parts / ORIGINALS_FILE, (document.row() for document in documents.values()))
             bm25.save(parts / BM25_FILE)
             files = {file: file_digest(parts / file) for file in (CHUNKS_FILE, ORIGINALS_FILE, BM25_FILE)}
-            card = replace(card, complete=True, files=files)
-            write_card(parts, card)
+            manifest = replace(manifest, complete=True, files=files)
+            write_store_manifest(parts, manifest)
         finish_edit(path)
-        store = cls(path, card, chunks, bm25)
+        store = cls(path, manifest, chunks, bm25)
         store.documents, store.vector_keys, store.embedded = documents, keys, embedded
         if embedder:
             store.embedder = embedder
@@ -247,16 +249,16 @@ class DocumentStore:
     def _remove_unused(self) -> None:
         """Remove the vectors that no chunk has, unless another handle may ask for some: then a later edit does."""
         if self._lease and self._lease.is_mine():
-            for name, url in self.card.abandoned:
+            for name, url in self.manifest.abandoned:
                 if _is_own(self.path, name, url):
                     with _collection(self.path, name, url) as collection:
                         collection.drop()
             if self.options.embedder != NO_EMBEDDER:
-                with _collection(self.path, self.card.collection, self.options.chroma_url) as collection:
+                with _collection(self.path, self.manifest.collection, self.options.chroma_url) as collection:
                     collection.remove(sorted(collection.keys().difference(self.vector_keys)))
-            if self.card.abandoned:
-                self.card = replace(self.card, abandoned=[])
-                write_card(self.path, self.card)
+            if self.manifest.abandoned:
+                self.manifest = replace(self.manifest, abandoned=[])
+                write_store_manifest(self.path, self.manifest)
             self._lease.share()
 
     @classmethod
@@ -264,32 +266,32 @@ class DocumentStore:
         """Open a finished store; refuses one with a missing part."""
         path = Path(path)
         while True:
-            card = read_card(path)
+            manifest = read_store_manifest(path)
             try:
-                store = cls._load(path, card)
+                store = cls._load(path, manifest)
             except UserError:
-                if read_card(path) == card:
+                if read_store_manifest(path) == manifest:
                     raise
             else:
-                if read_card(path) == card:  # else it was edited just now
+                if read_store_manifest(path) == manifest:  # else it was edited just now
                     return store
 
     @classmethod
-    def _load(cls, path: Path, card: StoreCard) -> Self:
-        if not card.complete:
+    def _load(cls, path: Path, manifest: StoreManifest) -> Self:
+        if not manifest.complete:
             raise UserError(f"{path}: its build did not finish; re-run the same command to resume")
-        vectors_inside = card.options.embedder != NO_EMBEDDER and not card.options.chroma_url
+        vectors_inside = manifest.options.embedder != NO_EMBEDDER and not manifest.options.chroma_url
         for part in (CHUNKS_FILE, ORIGINALS_FILE, BM25_FILE, *([VECTORS] if vectors_inside else [])):
             if not (path / part).exists():
                 raise UserError(f"{path}: {part} is missing; re-run the build")
-        if changed := [name for name, built in card.files.items() if file_digest(path / name) != built]:
+        if changed := [name for name, built in manifest.files.items() if file_digest(path / name) != built]:
             raise UserError(f"{path / changed[0]} was changed since the store was built; re-run the build")
         chunks = read_chunks(path / CHUNKS_FILE)
         bm25 = BM25.load(path / BM25_FILE)
-        if not len(chunks) == bm25.size == card.chunks:
-            counts = f"store.json counts {card.chunks} chunks, chunks.jsonl {len(chunks)}, {BM25_FILE} {bm25.size}"
+        if not len(chunks) == bm25.size == manifest.chunks:
+            counts = f"store.json counts {manifest.chunks} chunks, chunks.jsonl {len(chunks)}, {BM25_FILE} {bm25.size}"
             raise UserError(f"{path}: {counts}; re-run the build")
-        return cls(path, card, chunks, bm25)
+        return cls(path, manifest, chunks, bm25)
 
     # Searching
 
@@ -396,15 +398,15 @@ class DocumentStore:
         ]
 
 
-def embedder_of(card: StoreCard, where: Path | str) -> Embedder:
+def embedder_of(manifest: StoreManifest, where: Path | str) -> Embedder:
     """The embedder of the store at `where`; refuses another model under the same name."""
-    if card.options.embedder == NO_EMBEDDER:
+    if manifest.options.embedder == NO_EMBEDDER:
         raise UserError(
             f"{where} has no vectors (embedder none); search it with --mode sparse (a policy that learnt another mode: "
             "--override-agent too), or rebuild it with one"
         )
-    embedder = Embedder(card.options.embedder)
-    if not _probe_fits(card, embedder):
+    embedder = Embedder(manifest.options.embedder)
+    if not _probe_fits(manifest, embedder):
         raise UserError(f"{where}: embedder {embedder.name!r} is not the model it was built with; rebuild it")
     return embedder
 
@@ -490,7 +492,7 @@ def _is_own(path: Path, name: str, url: str) -> bool:
     return not url or name.endswith(f"-of-{path.stat().st_ino}")
 
 
-def _collection_name(path: Path, before: StoreCard | None, options: StoreOptions, embedder: Embedder | None) -> str:
+def _collection_name(path: Path, before: StoreManifest | None, options: StoreOptions, embedder: Embedder | None) -> str:
     """The collection to build in: the store's current one if the same model filled it for this folder, else another."""
     if before and _is_own(path, before.collection, options.chroma_url):
         same_place = (before.options.embedder, before.options.chroma_url) == (options.embedder, options.chroma_url)
@@ -500,9 +502,9 @@ def _collection_name(path: Path, before: StoreCard | None, options: StoreOptions
     return f"chunks-{uuid.uuid4().hex[:12]}-of-{path.stat().st_ino}"
 
 
-def _probe_fits(card: StoreCard, embedder: Embedder) -> bool:
+def _probe_fits(manifest: StoreManifest, embedder: Embedder) -> bool:
     """Whether the embedder gives the probe sentence the vector it had when the store was built."""
-    then_D, now_D = np.array(card.probe), embedder.probe()
+    then_D, now_D = np.array(manifest.probe), embedder.probe()
     return then_D.shape == now_D.shape and float(then_D @ now_D) >= SAME_MODEL
 
 
@@ -517,9 +519,9 @@ def _collection(path: Path, name: str, url: str) -> Iterator[VectorCollection]:
             collection.close()
 
 
-def _embed_missing(path: Path, card: StoreCard, text_of: Mapping[str, str], embedder: Embedder) -> int:
+def _embed_missing(path: Path, manifest: StoreManifest, text_of: Mapping[str, str], embedder: Embedder) -> int:
     """Add the vectors that the collection lacks, by the keys of their texts, and count them."""
-    with _collection(path, card.collection, card.options.chroma_url) as collection:
+    with _collection(path, manifest.collection, manifest.options.chroma_url) as collection:
         lacking = text_of.keys() - collection.keys()
     # Longest first: batches of similar lengths need little padding, and if memory runs out, it does so at the start.
     missing = sorted(lacking, key=lambda key: (-len(text_of[key]), key))
@@ -527,7 +529,7 @@ def _embed_missing(path: Path, card: StoreCard, text_of: Mapping[str, str], embe
         for first in range(0, len(missing), EMBED_GROUP):
             keys = missing[first : first + EMBED_GROUP]
             vectors_ND = embedder.encode_passages([text_of[key] for key in keys])
-            with _collection(path, card.collection, card.options.chroma_url) as collection:
+            with _collection(path, manifest.collection, manifest.options.chroma_url) as collection:
                 collection.add(keys, vectors_ND)
             bar.update(len(keys))
     return len(missing)

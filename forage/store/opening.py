@@ -1,6 +1,6 @@
 """Opening: where every stage gets its store from: a folder, by the class it was built with, or a search server.
 
-Imports nothing heavy, so that a script may read a store's card before it loads anything.
+Imports nothing heavy, so that a script may read a store's manifest before it loads anything.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from forage.arguments import imported
 from forage.data.records import Document
 from forage.errors import UserError
 from forage.manifest import file_digest
-from forage.store.card import CHUNKS_FILE, StoreCard, fingerprint_of, read_card
-from forage.store.options import StoreOptions, StorePlace
+from forage.store.manifest import CHUNKS_FILE, StoreManifest, fingerprint_of, read_store_manifest
+from forage.store.options import StoreAddress, StoreOptions
 from forage.store.remote import RemoteStore
 from forage.text import say
 
@@ -28,40 +28,40 @@ Store: TypeAlias = "DocumentStore | RemoteStore"
 
 def open_store(path: Path, retriever: str = "") -> DocumentStore:
     """Open a store's folder by the class it was built with, which the caller names: a folder has no code imported."""
-    read_card_of(path, retriever)
+    read_manifest_of(path, retriever)
     return retriever_of(retriever).open(path)
 
 
-def read_card_of(path: Path, retriever: str) -> StoreCard:
-    """The card of a store's folder; refuses one that was built with another class than is named."""
-    card = read_card(path)
-    if card.options.retriever != retriever:
-        if not card.options.retriever:
+def read_manifest_of(path: Path, retriever: str) -> StoreManifest:
+    """The manifest of a store's folder; refuses one that was built with another class than is named."""
+    manifest = read_store_manifest(path)
+    if manifest.options.retriever != retriever:
+        if not manifest.options.retriever:
             raise UserError(f"{path} was built without --retriever; leave --retriever {retriever} out")
         raise UserError(
-            f"{path} is searched by a class, {card.options.retriever!r}; if you trust it, --retriever names it"
+            f"{path} is searched by a class, {manifest.options.retriever!r}; if you trust it, --retriever names it"
         )
-    return card
+    return manifest
 
 
-def open_place(place: StorePlace, data: Path) -> Store:
+def open_address(address: StoreAddress, data: Path) -> Store:
     """Open the store that is named, else that of the data folder."""
-    if not place.is_server:
-        return open_store(folder_of(place, data), place.retriever)
-    store = remote_store(place)
+    if not address.is_server:
+        return open_store(folder_of(address, data), address.retriever)
+    store = remote_store(address)
     if note := store.note(data / "store" / CHUNKS_FILE):
         say(note)
     return store
 
 
-def card_at(place: StorePlace, data: Path) -> tuple[StoreCard, str]:
-    """The card and the fingerprint of the store that is named, without opening it."""
-    if place.is_server:
-        store = remote_store(place)
-        return store.card, store.fingerprint
-    folder = folder_of(place, data)
-    card = read_card_of(folder, place.retriever)
-    return card, fingerprint_of(card, file_digest(folder / CHUNKS_FILE))
+def manifest_at(address: StoreAddress, data: Path) -> tuple[StoreManifest, str]:
+    """The manifest and the fingerprint of the store that is named, without opening it."""
+    if address.is_server:
+        store = remote_store(address)
+        return store.manifest, store.fingerprint
+    folder = folder_of(address, data)
+    manifest = read_manifest_of(folder, address.retriever)
+    return manifest, fingerprint_of(manifest, file_digest(folder / CHUNKS_FILE))
 
 
 def digests_of(data: Path, fingerprint: str) -> dict[str, str]:
@@ -69,12 +69,12 @@ def digests_of(data: Path, fingerprint: str) -> dict[str, str]:
     return {name: file_digest(data / f"{name}.jsonl") for name in ("train", "eval")} | {"store": fingerprint}
 
 
-def folder_of(place: StorePlace, data: Path) -> Path:
-    return Path(place.store) if place.store else data / "store"
+def folder_of(address: StoreAddress, data: Path) -> Path:
+    return Path(address.store) if address.store else data / "store"
 
 
-def remote_store(place: StorePlace) -> RemoteStore:
-    return RemoteStore(place.store, place.store_patience, place.store_timeout)
+def remote_store(address: StoreAddress) -> RemoteStore:
+    return RemoteStore(address.store, address.store_patience, address.store_timeout)
 
 
 def build_store(path: Path, documents: Iterable[Document], options: StoreOptions) -> DocumentStore:

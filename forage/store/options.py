@@ -52,7 +52,7 @@ class StoreOptions:
 
 
 @dataclass(frozen=True)
-class StorePlace:
+class StoreAddress:
     """The store to search."""
 
     store: Annotated[str, TRUST] = ""

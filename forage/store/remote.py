@@ -1,7 +1,8 @@
 """RemoteStore: a store behind a search server, asked over HTTP in Search-R1's shape (forage/extras/serving/server.py).
 
-Our own server says on /card what it serves, so that a run can refuse another store, and it takes the agent's mode and
-weights with each request: it finds what the folder, opened in this process, would. Any other server ranks as it likes.
+Our own server says on /manifest what it serves, so that a run can refuse another store, and it takes the agent's mode
+and weights with each request: it finds what the folder, opened in this process, would. Any other server ranks as it
+likes.
 Labels name chunks by their ids, so its passages need the ids that the data's chunks have.
 """
 
@@ -22,8 +23,8 @@ import httpx
 from forage.errors import UserError
 from forage.heartbeat import beat
 from forage.manifest import digest, file_digest
-from forage.store.card import NO_EMBEDDER, StoreCard, card_of, fingerprint_of
 from forage.store.fusion import Hit
+from forage.store.manifest import NO_EMBEDDER, StoreManifest, fingerprint_of, manifest_of
 from forage.store.options import KEY, TOO_MUCH, Fusion, Mode, StoreOptions
 from forage.store.where import Where
 from forage.text import encodable, from_json, say, without_passwords
@@ -35,7 +36,7 @@ QUERIES = 512  # the most in one request
 MAX_REPLY = 128 * 2**20  # bytes; ours says less, whatever a search finds
 FIRST_PAUSE, LONGEST_PAUSE = 0.25, 10.0
 BUSY = (408, 425, 429)  # statuses that, beside 500 and above, may pass
-NO_CARD = (404, 405, 501)  # 501: a server that knows no GET at all
+NO_MANIFEST = (404, 405, 501)  # 501: a server that knows no GET at all
 SAYS = "document_store.py serve shows the replies that are needed"
 
 
@@ -52,19 +53,19 @@ class RemoteStore:
             raise UserError(f"--store {url}: {error}; give a server's address as http://HOST:PORT") from error
         if not self._client.base_url.host:
             raise UserError(f"--store {url} names no host; give a server's address as http://HOST:PORT")
-        self.card, self._digest = self._read_card()
-        self.options = self.card.options
+        self.manifest, self._digest = self._read_manifest()
+        self.options = self.manifest.options
 
     @property
     def ours(self) -> bool:
-        """Whether the server has a card. Any other is known by its address alone."""
+        """Whether the server has a manifest. Any other is known by its address alone."""
         return bool(self._digest)
 
     @property
     def fingerprint(self) -> str:
         """Our server's is the served folder's own, so a run may change from the one to the other."""
         if self.ours:
-            return fingerprint_of(self.card, self._digest)
+            return fingerprint_of(self.manifest, self._digest)
         return digest(self.path.encode())
 
     @cached_property
@@ -72,12 +73,12 @@ class RemoteStore:
         """The served store's embedder, loaded here; refuses another model under the same name."""
         from forage.store.document_store import embedder_of  # it loads torch
 
-        return embedder_of(self.card, self.path)
+        return embedder_of(self.manifest, self.path)
 
     def note(self, chunks: Path) -> str:
         """What to tell whoever opens the store beside the chunks.jsonl of its data; empty if nothing."""
         if not self.ours:
-            return f"note: {self.path} has no /card, so it is known by its address and ranks as it likes"
+            return f"note: {self.path} has no /manifest, so it is known by its address and ranks as it likes"
         if file_digest(chunks) in ("", self._digest):
             return ""
         return f"note: {self.path} serves other chunks than {chunks.parent} has; labels count where their ids are equal"
@@ -99,7 +100,7 @@ class RemoteStore:
         texts = list(map(encodable, queries))
         asked = list(dict.fromkeys(text for text in texts if text.strip()))
         if where is not None and not self.ours:
-            raise UserError(f"{self.path} has no /card, so it can't search by metadata; leave where out")
+            raise UserError(f"{self.path} has no /manifest, so it can't search by metadata; leave where out")
         how = {"mode": mode, "fusion": asdict(fusion), "where": where} if self.ours else {}
         found: dict[str, list[Hit]] = {}
         for first in range(0, len(asked), QUERIES):
@@ -149,19 +150,19 @@ class RemoteStore:
 
     # HTTP
 
-    def _read_card(self) -> tuple[StoreCard, str]:
-        """The card of our server and the digest of its chunks; of another, after a trial, a blank card and nothing."""
-        reply = self._ask("GET", "/card")
-        if reply.status_code in NO_CARD:
-            self.card, self._digest = StoreCard(True, "", StoreOptions(NO_EMBEDDER)), ""
+    def _read_manifest(self) -> tuple[StoreManifest, str]:
+        """The manifest of our server and its chunks' digest; of another, after a trial, a blank one and nothing."""
+        reply = self._ask("GET", "/manifest")
+        if reply.status_code in NO_MANIFEST:
+            self.manifest, self._digest = StoreManifest(True, "", StoreOptions(NO_EMBEDDER)), ""
             self._retrieve(["heart"], 1, {})
-            return self.card, ""
+            return self.manifest, ""
         try:
             values = dict(from_json(reply.content))
             chunks = str(values.pop("chunks_digest"))
-            return card_of(values), chunks
+            return manifest_of(values), chunks
         except (ValueError, KeyError, TypeError) as error:
-            raise UserError(f"{self.path}/card is no store's card ({said(reply)}); check --store") from error
+            raise UserError(f"{self.path}/manifest is no store's manifest ({said(reply)}); check --store") from error
 
     def _ask(self, method: str, route: str, **body: Any) -> httpx.Response:
         """The reply; asked again, with growing pauses, while the server is away or busy."""
@@ -172,7 +173,7 @@ class RemoteStore:
                 reply = self._reply(method, route, **body)
                 if reply.status_code == 401:
                     raise UserError(f"{self.path} wants a key, or another one; set {KEY} to the server's")
-                if reply.status_code not in BUSY and (reply.status_code < 500 or reply.status_code in NO_CARD):
+                if reply.status_code not in BUSY and (reply.status_code < 500 or reply.status_code in NO_MANIFEST):
                     return reply
                 why = said(reply)
             except httpx.RequestError as error:

@@ -11,7 +11,8 @@ from forage.agent.agent import Agent, BatchedSearch, turn_seed
 from forage.agent.options import AgentSettings
 from forage.agent.protocol import CALL_OPENING, write_answer, write_call
 from forage.data.records import Question
-from forage.engines.base import EngineError, Sample
+from forage.engines.base import Engine, EngineError, Sample
+from forage.errors import UserError
 from tests.factories import QUESTION
 from tests.scripted_engine import InOrder, check_tokens, search_many
 
@@ -178,10 +179,10 @@ def test_a_fork_goes_on_from_a_turn_and_leaves_its_parent_alone(protocol):
         engine = InOrder(protocol, write_call("gout"), write_answer("ice"), write_answer("rest"))
         agent = Agent(engine, protocol, BatchedSearch(search_many))
         parent = agent.begin(QUESTION, "q1/p")
-        await agent.step(parent, 0)
+        await agent.play_turn(parent, 0)
         forks = [parent.fork(f"q1/{name}") for name in "ab"]
         for fork in forks:
-            await agent.step(fork, 0)
+            await agent.play_turn(fork, 0)
         with pytest.raises(ValueError, match="q1/p is not over"):
             agent.finish(parent)
         return parent, [agent.finish(fork) for fork in forks], engine
@@ -193,3 +194,19 @@ def test_a_fork_goes_on_from_a_turn_and_leaves_its_parent_alone(protocol):
     assert [request.ids for request in engine.requests[1:]] == [tuple(parent.ids)] * 2
     assert (len(parent.turns), parent.answer, parent.stop) == (1, "", "")
     assert engine.requests[1].seed != engine.requests[2].seed
+
+
+@pytest.mark.parametrize(("count", "logprobs"), [(7, 7), (3, 2)])
+def test_an_engine_that_returns_more_than_was_asked_for_or_half_of_it_is_refused(tiny_protocol, count, logprobs):
+    class Broken(Engine):
+        async def generate(self, request):
+            return Sample((5,) * count, (0.0,) * logprobs, "stop")
+
+    agent = Agent(
+        Broken(),
+        tiny_protocol,
+        BatchedSearch(lambda queries: [[]], in_line=True),
+        settings=AgentSettings(max_turn_tokens=6),
+    )
+    with pytest.raises(UserError, match=f"Broken returned {count} tokens with {logprobs} log-probabilities"):
+        asyncio.run(agent.play(QUESTION))

@@ -9,8 +9,8 @@ from forage.agent.options import AgentSettings, SearchOptions, read_agent, same_
 from forage.agent.searcher import searching
 from forage.arguments import parse
 from forage.errors import UserError
-from forage.store.card import StoreCard
 from forage.store.document_store import embedder_of
+from forage.store.manifest import StoreManifest
 from forage.store.options import Fusion, StoreOptions
 
 
@@ -81,9 +81,9 @@ def test_bad_values_are_told(options, says, tmp_path):
 
 def test_what_a_store_without_vectors_advises_is_not_refused(tmp_path):
     write_agent(AgentSettings(mode="hybrid"), tmp_path)
-    card = StoreCard(complete=True, collection="", options=StoreOptions(embedder="none"))
+    manifest = StoreManifest(complete=True, collection="", options=StoreOptions(embedder="none"))
     with pytest.raises(UserError) as told:
-        embedder_of(card, "store")
+        embedder_of(manifest, "store")
     advised = re.findall(r"--mode sparse|--override-agent", str(told.value))
     assert parse(SearchOptions, " ".join(advised).split()).settle(tmp_path).mode == "sparse"
 

@@ -15,7 +15,7 @@ from forage.agent.rewards import (
     rank_score,
     rewards_of,
 )
-from forage.agent.searcher import Place, place_of
+from forage.agent.searcher import AnswerRank, answer_rank
 from tests.factories import EPISODE
 from tests.ranked_library import GOUT, opened
 
@@ -26,7 +26,7 @@ def searching(*queries):
 
 def test_ranks_are_those_of_the_agents_own_search():
     library, searcher = opened({"gout? gout? toe": 7, "gout? gout? knee": 11}, question_weight=2)
-    assert searcher.places([GOUT, GOUT], ["toe", "knee"], 10) == [Place(7, 94 / 194), Place(None, 0.0)]
+    assert searcher.places([GOUT, GOUT], ["toe", "knee"], 10) == [AnswerRank(7, 94 / 194), AnswerRank(None, 0.0)]
     assert library.searched == [(("gout? gout? toe", "gout? gout? knee"), 10, "sparse", searcher.settings.fusion)]
 
 
@@ -74,17 +74,17 @@ def test_found_is_whether_an_answering_passage_was_shown():
 @pytest.mark.parametrize(
     ("scores", "answering", "place"),
     [
-        ([3, 2, 1], [1], Place(2, 2 / 5)),
-        ([3, 2, 1], [0, 1], Place(1, 3 / 4)),  # the best that does not answer is the third
-        ([3, 2, 1], [], Place(None, 0.0)),
-        ([3, 2], [0, 1], Place(1, 1.0)),
-        ([2, -1], [1], Place(2, 0.0)),  # BM25 gives common words a score below 0
-        ([], [], Place(None, 0.0)),
+        ([3, 2, 1], [1], AnswerRank(2, 2 / 5)),
+        ([3, 2, 1], [0, 1], AnswerRank(1, 3 / 4)),  # the best that does not answer is the third
+        ([3, 2, 1], [], AnswerRank(None, 0.0)),
+        ([3, 2], [0, 1], AnswerRank(1, 1.0)),
+        ([2, -1], [1], AnswerRank(2, 0.0)),  # BM25 gives common words a score below 0
+        ([], [], AnswerRank(None, 0.0)),
     ],
 )
 def test_places_by_hand(scores, answering, place):
     hits = [SimpleNamespace(chunk_id=f"c{n}", score=float(score)) for n, score in enumerate(scores)]
-    assert place_of(replace(GOUT, relevant_chunk_ids=tuple(f"c{n}" for n in answering)), hits) == place
+    assert answer_rank(replace(GOUT, relevant_chunk_ids=tuple(f"c{n}" for n in answering)), hits) == place
 
 
 def test_the_margin_is_that_of_the_best_search():

@@ -12,7 +12,7 @@ from forage.data.records import Document, Question
 from forage.evaluation.outcomes import OutcomeLog
 from forage.files import write_jsonl
 from forage.policy.adapters import publish_adapter
-from forage.policy.card import read_policy_card, write_policy_card
+from forage.policy.manifest import read_policy_manifest, write_policy_manifest
 from forage.store.document_store import DocumentStore
 from forage.store.options import StoreOptions
 from tests.factories import stir
@@ -152,7 +152,7 @@ def make_trained(folder):
     stir(policy, 0.1)
     policy.peft_config["default"].base_model_name_or_path = str(folder / "base")
     publish_adapter(policy, folder / "trained", 0)
-    write_policy_card(read_policy_card(folder / "policy"), folder / "trained")
+    write_policy_manifest(read_policy_manifest(folder / "policy"), folder / "trained")
 
 
 def make_given(folder, address):

@@ -50,10 +50,10 @@ async def played_around_a_swap(engine, protocol, swap):
     """An episode of two turns, with a swap between them, as while it waits for its search."""
     agent = Agent(engine, protocol, BatchedSearch(search_many), SETTINGS)
     episode = agent.begin(QUESTION, "q/0")
-    await agent.step(episode, 0)
+    await agent.play_turn(episode, 0)
     await swap()
     if not episode.stop:
-        await agent.step(episode, 0)
+        await agent.play_turn(episode, 0)
     return agent.finish(episode)
 
 
@@ -83,7 +83,7 @@ def test_in_this_process_an_episode_that_lost_its_adapter_is_not_kept(tiny_proto
         """A turn that ends by itself, so that another follows."""
         for number in range(200):
             episode = agent.begin(QUESTION, f"q/{number}")
-            await agent.step(episode, 0)
+            await agent.play_turn(episode, 0)
             if not episode.stop:
                 return episode
         raise AssertionError("every turn ran to its limit")
@@ -91,7 +91,7 @@ def test_in_this_process_an_episode_that_lost_its_adapter_is_not_kept(tiny_proto
     async def run():
         episode = await until_it_waits()
         await engine.load_adapter("run-v000001", tmp_path)
-        await agent.step(episode, 0)
+        await agent.play_turn(episode, 0)
         return agent.finish(episode)
 
     episode = asyncio.run(run())

@@ -23,7 +23,7 @@ from forage.engines.base import Request, Sample
 from forage.engines.completion import UnreadyError
 from forage.errors import UserError
 from forage.files import write_jsonl
-from forage.policy.card import read_policy_card
+from forage.policy.manifest import read_policy_manifest
 from forage.policy.policy import load_policy
 from forage.store import document_store
 from forage.store.document_store import DocumentStore
@@ -227,9 +227,9 @@ class Policy(Folder):
     """A policy is loaded, with its adapter and how it plays."""
 
     def read(self):
-        card = read_policy_card(self.place)
-        weights = load_policy(card, device="cpu").state_dict()
-        return read_agent(self.place), card, {name: weight.tolist() for name, weight in weights.items()}
+        manifest = read_policy_manifest(self.place)
+        weights = load_policy(manifest, device="cpu").state_dict()
+        return read_agent(self.place), manifest, {name: weight.tolist() for name, weight in weights.items()}
 
     def says(self, found):
         """The weights are right. How it plays, and in what type, is what the files say or leave to defaults."""

@@ -15,7 +15,7 @@ from forage.engines.base import EngineError, EngineOptions, Request, Sample, Sam
 from forage.engines.server_checks import Wanted
 from forage.engines.vllm import VLLMEngine
 from forage.errors import UserError
-from forage.policy.card import PolicyCard
+from forage.policy.manifest import PolicyManifest
 from tests.misbehaving_vllm import MisbehavingVLLM
 from tests.scripted_engine import search_many
 
@@ -42,7 +42,7 @@ def sample(*servers, request=REQUEST, wanted=None, opening=60, **later):
 
 
 def wanted(vocabulary=512, tokens=2048, base="base"):
-    return Wanted(PolicyCard(None, str(base), str(base), False), vocabulary, tokens)
+    return Wanted(PolicyManifest(None, str(base), str(base), False), vocabulary, tokens)
 
 
 def one_line(error):

@@ -14,8 +14,8 @@ from forage.engines.local import LocalEngine
 from forage.errors import UserError
 from forage.optimizer import OptimizerOptions
 from forage.policy.adapters import publish_adapter
-from forage.policy.card import AdapterOptions, PolicyCard, read_policy_card
 from forage.policy.logprobs import token_logprobs
+from forage.policy.manifest import AdapterOptions, PolicyManifest, read_policy_manifest
 from forage.policy.packing import pack
 from forage.policy.policy import create_policy, load_base, load_policy
 from tests.factories import Sequence, tiny_model
@@ -68,12 +68,12 @@ def four_bit(request, tmp_path_factory):
     torch.manual_seed(0)
     options = AdapterOptions(r=4, alpha=8)
     create_policy(str(folder / "base"), folder / "policy", options, quantize=True, dtype=request.param)
-    card = read_policy_card(folder / "policy")
-    policy = load_policy(card)
+    manifest = read_policy_manifest(folder / "policy")
+    policy = load_policy(manifest)
     for name, weight in policy.named_parameters():
         if "lora_B" in name:
             weight.data.normal_(0, 0.1)
-    return card, publish_adapter(policy, folder / "run", 1)
+    return manifest, publish_adapter(policy, folder / "run", 1)
 
 
 def packed(model):
@@ -93,11 +93,11 @@ def in_fp32(model):
 
 
 def test_beside_a_4_bit_base_it_samples_what_the_trainer_scores(four_bit):
-    card, folder = four_bit
-    model = in_fp32(load_base(card))
+    manifest, folder = four_bit
+    model = in_fp32(load_base(manifest))
     before = packed(model)
     assert len(before) == 14  # two layers of seven
-    engine, plain, trainer = LocalEngine(model, 3), in_fp32(load_base(card)), load_policy(card, folder)
+    engine, plain, trainer = LocalEngine(model, 3), in_fp32(load_base(manifest)), load_policy(manifest, folder)
     in_fp32(trainer)
     [base] = generate(engine, REQUEST)
     load(engine, "run-v000001", folder)
@@ -115,8 +115,8 @@ def test_beside_a_4_bit_base_it_samples_what_the_trainer_scores(four_bit):
 # Memory
 
 
-async def slots_of(card):
-    async with LocalEngine.open(EngineOptions(), Job(card, 99, 2048)) as engine:
+async def slots_of(manifest):
+    async with LocalEngine.open(EngineOptions(), Job(manifest, 99, 2048)) as engine:
         return len(engine.slots)
 
 
@@ -133,11 +133,11 @@ def test_a_gpu_keeps_4_bits_and_takes_the_slots_that_fit(tmp_path, monkeypatch, 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (left[0] + 1000, 10_000))  # a tenth is left
-    card = PolicyCard(tmp_path, "base", "base", quantized, "bfloat16")
+    manifest = PolicyManifest(tmp_path, "base", "base", quantized, "bfloat16")
     for left[0], slots in ((5 * slot, 5), (6 * slot - 1, 5), (99 * slot, 64)):
-        assert asyncio.run(slots_of(card)) == slots
+        assert asyncio.run(slots_of(manifest)) == slots
         assert f"engine: {slots} of 64 sequences of 2048 tokens at once" in capsys.readouterr().out
     assert asked == [False] * 3
     left[0] = slot - 1
     with pytest.raises(UserError, match=r"not even one sequence of 2048 tokens .*; lower --max-tokens"):
-        asyncio.run(slots_of(card))
+        asyncio.run(slots_of(manifest))

@@ -7,12 +7,12 @@ import pytest
 from forage.engines.server_checks import check_root
 from forage.errors import UserError
 from forage.policy.base_models import base_digest
-from forage.policy.card import PolicyCard
+from forage.policy.manifest import PolicyManifest
 from tests.tiny import make_model
 
 
-def card_of(base, digest=""):
-    return PolicyCard(None, str(base), str(base), False, full_base_digest=digest)
+def manifest_of(base, digest=""):
+    return PolicyManifest(None, str(base), str(base), False, full_base_digest=digest)
 
 
 def test_the_same_base_under_any_name_is_served(tiny_base, tmp_path):
@@ -26,9 +26,9 @@ def test_the_same_base_under_any_name_is_served(tiny_base, tmp_path):
         "",
         "/a/folder/that/only/the/server/sees",
     ):
-        check_root(str(root), card_of(tiny_base), "the server")
-    check_root(str(copy), card_of("Someone/Model", base_digest(tiny_base)), "the server")  # known by its digest
-    check_root("Someone/Model", card_of("Someone/Model"), "the server")
+        check_root(str(root), manifest_of(tiny_base), "the server")
+    check_root(str(copy), manifest_of("Someone/Model", base_digest(tiny_base)), "the server")  # known by its digest
+    check_root("Someone/Model", manifest_of("Someone/Model"), "the server")
 
 
 def test_another_base_is_refused(tiny, tiny_base, tmp_path):
@@ -38,4 +38,4 @@ def test_another_base_is_refused(tiny, tiny_base, tmp_path):
         (other, tiny_base), (tiny / "policy", tiny_base), ("Someone/Model", tiny_base), (tiny_base, "Someone/Model"),
     ):  # fmt: skip
         with pytest.raises(UserError, match=f"the server serves {root}, not {asked}; start it with that model"):
-            check_root(str(root), card_of(asked), "the server")
+            check_root(str(root), manifest_of(asked), "the server")

@@ -60,7 +60,7 @@ class Known(Learner):
     def score(self, batch, temperature):
         return TokenScores(self.of(self.now_NT, batch), torch.zeros(batch.ids_BT.shape))
 
-    def scored(self, batch, temperature):
+    def score_frozen(self, batch, temperature):
         return self.score(batch, temperature).logprobs_BT.detach()
 
     def reference(self, batch, temperature):

@@ -14,7 +14,7 @@ from forage.engines.choice import ENGINES, open_engine
 from forage.errors import UserError
 from forage.grpo.losses import ADVANTAGES, LOSSES, ScoredBatch, Totals, advantages, loss_terms, policy_loss
 from forage.grpo.options import LossOptions, UpdateOptions
-from forage.policy.card import read_policy_card
+from forage.policy.manifest import read_policy_manifest
 from forage.policy.packing import pack
 from tests import ROOT
 from tests.factories import Sequence
@@ -66,7 +66,7 @@ def test_a_run_with_them_is_not_resumed_after_their_file_changed(mine, tiny, tmp
 
 def test_an_engine_of_ones_own(mine, tiny):
     async def sample():
-        job = Job(read_policy_card(tiny / "policy"), 1, 64)
+        job = Job(read_policy_manifest(tiny / "policy"), 1, 64)
         async with open_engine(EngineOptions(engine=f"{mine}:Parrot"), job) as engine:
             return await engine.generate(Request((5, 7), 1, ()))
 

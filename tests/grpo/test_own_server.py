@@ -9,7 +9,7 @@ from forage.engines.base import EngineOptions
 from forage.errors import UserError
 from forage.grpo import own_server
 from forage.grpo.options import TrainOptions
-from forage.grpo.own_server import start, told_on_gpu, wait_until_up, wants_one
+from forage.grpo.own_server import environment_on_gpu, start, wait_until_up, wants_one
 from forage.rollout.options import RolloutOptions
 
 
@@ -36,7 +36,7 @@ def test_a_server_that_ends_while_it_starts_is_said_with_why(tmp_path):
         wait_until_up(server, "http://127.0.0.1:9", log)
 
 
-def card_of(mib, monkeypatch):
+def manifest_of(mib, monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(total_memory=mib * 2**20))
 
 
@@ -45,17 +45,17 @@ def card_of(mib, monkeypatch):
     [(81559, False, "bf16", "0.27"), (16384, True, "nf4", "0.52")],
 )
 def test_the_share_of_a_card(monkeypatch, mib, sleeps, serve, share):
-    card_of(mib, monkeypatch)
+    manifest_of(mib, monkeypatch)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,1")
-    told, served, flags = told_on_gpu(sleeps=sleeps)
+    told, served, flags = environment_on_gpu(sleeps=sleeps)
     assert (told["VLLM_GPUS"], told["VLLM_GPU_MEMORY"], served) == ("3", share, serve)
     assert flags == (["--enable-sleep-mode"] if sleeps else ["--max-num-seqs", "64"])
     assert ("VLLM_SERVER_DEV_MODE" in told) is sleeps
 
 
 def test_a_small_card_is_refused_unless_its_share_is_said(monkeypatch):
-    card_of(16384, monkeypatch)
+    manifest_of(16384, monkeypatch)
     with pytest.raises(UserError, match=r"a GPU of 17 GB is too small .*--vllm-sleep"):
-        told_on_gpu(sleeps=False)
+        environment_on_gpu(sleeps=False)
     monkeypatch.setenv("VLLM_GPU_MEMORY", "0.4")
-    assert told_on_gpu(sleeps=False)[0]["VLLM_GPU_MEMORY"] == "0.4"
+    assert environment_on_gpu(sleeps=False)[0]["VLLM_GPU_MEMORY"] == "0.4"

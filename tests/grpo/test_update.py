@@ -12,7 +12,7 @@ from forage.grpo.learner import Learner
 from forage.grpo.losses import ScoredBatch, count_totals, loss_terms, policy_loss
 from forage.grpo.options import UpdateOptions
 from forage.grpo.update import UpdateContext, prepare, scaled_credits, taught_episodes, update
-from forage.policy.card import read_policy_card
+from forage.policy.manifest import read_policy_manifest
 from forage.policy.packing import pack, values_like
 from forage.policy.policy import load_policy
 from tests.tiny_training import tiny_options, train
@@ -37,7 +37,7 @@ class Watched(Learner):
     """A learner that notes what it computes and runs out of memory when told."""
 
     def __init__(self, tiny, short_in=None):
-        super().__init__(load_policy(read_policy_card(tiny / "policy")))
+        super().__init__(load_policy(read_policy_manifest(tiny / "policy")))
         self.short_in, self.updates, self.sizes = short_in, 0, [[]]
 
     def score(self, batch, temperature):
@@ -68,7 +68,7 @@ def test_the_second_epoch_compares_with_the_log_probabilities_of_the_first(tiny,
     _, weights = updated(learner, tiny, episodes, LARGE, epochs=2)
     assert learner.sizes[1][1:] == [batch.tokens for batch in pack(episodes, SMALL)]
 
-    by_hand, totals = Learner(load_policy(read_policy_card(tiny / "policy"))), count_totals(episodes)
+    by_hand, totals = Learner(load_policy(read_policy_manifest(tiny / "policy"))), count_totals(episodes)
     options = tiny_options(tiny, tiny / "unused").update
     advantages_N = prepare(episodes, options).advantages_N
     before = {}  # by episode and position
@@ -126,7 +126,7 @@ def test_the_likelihood_gained_is_that_of_sampled_tokens_of_better_episodes(tiny
 
     By hand: each of them by itself, before the update and after it.
     """
-    learner = Learner(load_policy(read_policy_card(tiny / "policy")))
+    learner = Learner(load_policy(read_policy_manifest(tiny / "policy")))
     options = tiny_options(tiny, tiny / "unused", token_budget=LARGE).update
     context = UpdateContext(options, 0.003, 1.0, share_prompts=share_prompts)
     before = [sampled_logprobs(learner, episode) for episode in episodes]
@@ -145,7 +145,7 @@ def test_the_likelihood_gained_is_that_of_sampled_tokens_of_better_episodes(tiny
 
 def sampled_logprobs(learner, episode):
     [part] = pack([episode], 10_000)
-    return learner.scored(part, 1.0)[part.sampled_BT > 0]
+    return learner.score_frozen(part, 1.0)[part.sampled_BT > 0]
 
 
 def test_measuring_the_gain_changes_nothing(tiny, episodes, monkeypatch):
@@ -213,8 +213,8 @@ def test_memory_that_runs_out_while_the_gain_is_measured_lowers_the_budget_and_c
         return scored(self, batch, temperature)
 
     figures, weights = updated(Watched(tiny), tiny, episodes, LARGE)
-    scored = Learner.scored
-    monkeypatch.setattr(Learner, "scored", short)
+    scored = Learner.score_frozen
+    monkeypatch.setattr(Learner, "score_frozen", short)
     learner = Watched(tiny)
     others, same = updated(learner, tiny, episodes, LARGE)
     assert learner.lowered_budget < LARGE
@@ -251,7 +251,7 @@ def test_the_reference_is_scored_without_dropout(tiny, episodes):
 
 def learner_of_dropout(tiny):
     """Half of what goes into each adapter is dropped, and a first update has made them count."""
-    policy = load_policy(read_policy_card(tiny / "policy"))
+    policy = load_policy(read_policy_manifest(tiny / "policy"))
     torch.manual_seed(1)
     for name, weight in policy.named_parameters():
         if "lora_B" in name:

@@ -13,8 +13,8 @@ from forage.grpo.learner import Learner
 from forage.grpo.options import UpdateOptions
 from forage.grpo.update import UpdateContext, prepare, update
 from forage.optimizer import MemoryOptions
-from forage.policy.card import AdapterOptions
 from forage.policy.logprobs import token_scores
+from forage.policy.manifest import AdapterOptions
 from forage.policy.packing import pack, pack_trees, values_like
 from forage.policy.policy import add_adapter, create_policy, ready_to_train
 from forage.policy.precision import fp32_logits

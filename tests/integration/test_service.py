@@ -23,7 +23,7 @@ from forage.arguments import parse
 from forage.extras.gateway.own_agent import recorded
 from forage.grpo.options import TrainOptions
 from forage.policy.adapters import adapter_path, publish_adapter, sampled_by, versions
-from forage.policy.card import PolicyCard, write_policy_card
+from forage.policy.manifest import PolicyManifest, write_policy_manifest
 from forage.runs.stats import read_stats
 from tests import ROOT
 from tests.tiny import make_data, rewards_of_tokens
@@ -41,8 +41,8 @@ def folder(tmp_path_factory, model_folder):
     policy = get_peft_model(base, LoraConfig(r=8, target_modules="all-linear", task_type="CAUSAL_LM"))
     policy.peft_config["default"].base_model_name_or_path = str(model_folder)
     publish_adapter(policy, folder / "smollm2", 0)
-    card = PolicyCard(folder / "smollm2", str(model_folder), str(model_folder), False, "float32")
-    write_policy_card(card, folder / "smollm2")
+    manifest = PolicyManifest(folder / "smollm2", str(model_folder), str(model_folder), False, "float32")
+    write_policy_manifest(manifest, folder / "smollm2")
     return folder
 
 

@@ -10,7 +10,7 @@ from forage.engines.base import EngineOptions, Sampling
 from forage.engines.server_checks import Wanted
 from forage.engines.vllm import VLLMEngine
 from forage.policy.adapters import adapter_path, newest_adapter, publish_adapter
-from forage.policy.card import AdapterOptions, read_policy_card, write_policy_card
+from forage.policy.manifest import AdapterOptions, read_policy_manifest, write_policy_manifest
 from forage.policy.policy import create_policy, load_policy
 from forage.policy.served_base import Options, serve_base
 from tests.factories import stir
@@ -29,7 +29,7 @@ def made(model_folder, tmp_path_factory):
     adapter = AdapterOptions(r=8, alpha=8)
     create_policy(str(model_folder), folder, adapter, quantize=True, dtype="bfloat16")
     for version in (1, 2):
-        policy = load_policy(read_policy_card(folder), adapter_path(folder, 0))
+        policy = load_policy(read_policy_manifest(folder), adapter_path(folder, 0))
         torch.manual_seed(version)
         stir(policy, 0.05)
         publish_adapter(policy, folder, version)
@@ -40,13 +40,13 @@ def made(model_folder, tmp_path_factory):
 @pytest.mark.parametrize("way", WAYS)
 def test_log_probabilities_are_the_trainers_before_and_after_a_swap(start_server, made, protocol, tmp_path, way):
     serve, dtype, bound = WAYS[way]
-    write_policy_card(card := replace(read_policy_card(made), dtype=dtype), made)
+    write_policy_manifest(manifest := replace(read_policy_manifest(made), dtype=dtype), made)
     link = tmp_path / "served"
     serve_base(Options(made, link, serve))
     requests = requests_of(protocol, count=4, tokens=12, sampling=Sampling())
 
     async def play():
-        wanted, samples = Wanted(card, 49152, 2048), {}
+        wanted, samples = Wanted(manifest, 49152, 2048), {}
         async with VLLMEngine(EngineOptions(urls=(server.url,), patience=600.0), wanted) as engine:
             for version in (0, 1, 2):
                 if version:
@@ -60,7 +60,7 @@ def test_log_probabilities_are_the_trainers_before_and_after_a_swap(start_server
     finally:
         server.kill()
     for version in (0, 1, 2):  # the fresh adapter v000000 changes nothing
-        policy = load_policy(card, adapter_path(made, version)).eval()
+        policy = load_policy(manifest, adapter_path(made, version)).eval()
         apart = {of: differences(policy, requests, sampled) for of, sampled in samples.items()}
         means = {of: float(values.mean()) for of, values in apart.items()}
         others = ", ".join(f"v{of} {mean:.3f}" for of, mean in means.items() if of != version)

@@ -18,7 +18,7 @@ from forage.policy.base_models import (
     resolve_model,
     same_base,
 )
-from forage.policy.card import read_policy_card, write_policy_card
+from forage.policy.manifest import read_policy_manifest, write_policy_manifest
 from forage.policy.policy import load_base
 from tests.tiny import make_policy
 
@@ -132,9 +132,9 @@ def test_what_is_not_here_is_never_the_same_but_for_its_name(tiny_base):
 
 def test_a_policys_base_that_was_changed_in_place_is_not_loaded(tiny_base, copied, tmp_path):
     make_policy(tmp_path / "policy", copied)
-    card = read_policy_card(tmp_path / "policy")
-    write_policy_card(replace(card, full_base_digest=base_digest(copied)), tmp_path / "policy")
-    load_base(read_policy_card(tmp_path / "policy"))
+    manifest = read_policy_manifest(tmp_path / "policy")
+    write_policy_manifest(replace(manifest, full_base_digest=base_digest(copied)), tmp_path / "policy")
+    load_base(read_policy_manifest(tmp_path / "policy"))
     change_weight(copied, "model.norm.weight", 3, 0.5)
     with pytest.raises(UserError, match=r"has other weights than when .*policy was made from it; put those back"):
-        load_base(read_policy_card(tmp_path / "policy"))
+        load_base(read_policy_manifest(tmp_path / "policy"))

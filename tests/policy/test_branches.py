@@ -8,8 +8,8 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from forage.policy import logprobs
-from forage.policy.card import read_policy_card
 from forage.policy.logprobs import token_logprobs
+from forage.policy.manifest import read_policy_manifest
 from forage.policy.packing import BRANCHES, Branch, Branches, attend_by_branches, pack_trees
 from forage.policy.policy import load_policy
 
@@ -59,7 +59,7 @@ def test_layers_keep_one_mask_for_their_backward_passes():
 
 
 def test_a_policy_on_a_cpu_attends_so(tiny):
-    policy = load_policy(read_policy_card(tiny / "policy"), device="cpu")
+    policy = load_policy(read_policy_manifest(tiny / "policy"), device="cpu")
     assert policy.get_base_model().config._attn_implementation == BRANCHES
 
 

@@ -7,8 +7,8 @@ import torch
 from bitsandbytes.functional import dequantize_4bit
 
 from forage.errors import UserError
-from forage.policy.card import AdapterOptions, read_policy_card
 from forage.policy.logprobs import token_logprobs
+from forage.policy.manifest import AdapterOptions, read_policy_manifest
 from forage.policy.packing import pack
 from forage.policy.policy import create_policy, load_base, load_policy, move_scales, packed_layers, store_as, viewed
 from tests.factories import Sequence
@@ -49,7 +49,7 @@ def test_a_view_is_the_same_bytes():
 
 
 def test_called_bf16_a_policy_says_the_same(made):
-    policy = load_policy(read_policy_card(made))
+    policy = load_policy(read_policy_manifest(made))
     assert len(list(packed_layers(policy))) == 2 * 7
     bytes_before, weights_before, before = raw(policy), unpacked(policy), scores(policy)
     store_as(policy, torch.bfloat16)
@@ -63,9 +63,9 @@ def test_called_bf16_a_policy_says_the_same(made):
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_forward_and_backward_pass_and_the_unpacked_base_have_the_same_weights(made, dtype):
     """Products with the identity say which weights they are, as all other terms are times 0."""
-    card = replace(read_policy_card(made), dtype=dtype)
-    whole = load_base(card, dequantize=True)
-    base, kind = load_base(card), getattr(torch, dtype)
+    manifest = replace(read_policy_manifest(made), dtype=dtype)
+    whole = load_base(manifest, dequantize=True)
+    base, kind = load_base(manifest), getattr(torch, dtype)
     assert {weight.dtype for weight in base.parameters()} == {torch.uint8, kind}
     checked = 0
     for name, layer in base.named_modules():
@@ -85,7 +85,7 @@ def test_forward_and_backward_pass_and_the_unpacked_base_have_the_same_weights(m
 
 def test_every_scale_goes_to_the_device(made):
     """The device meta stands in for a GPU."""
-    base = load_base(read_policy_card(made))
+    base = load_base(read_policy_manifest(made))
     states = [layer.weight.quant_state for layer in packed_layers(base)]
     assert all(state.nested for state in states)
     move_scales(base, torch.device("meta"))

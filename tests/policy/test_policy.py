@@ -10,8 +10,8 @@ from transformers import AutoTokenizer, LlamaConfig
 from create_lora_model import Options, main
 from forage.errors import UserError
 from forage.policy.adapters import adapter_path, newest_adapter, publish_adapter, versions
-from forage.policy.card import AdapterOptions, PolicyCard, read_policy_card, write_policy_card
 from forage.policy.logprobs import check_scores, token_logprobs
+from forage.policy.manifest import AdapterOptions, PolicyManifest, read_policy_manifest, write_policy_manifest
 from forage.policy.packing import pack
 from forage.policy.policy import check_length, load_base, load_policy
 from tests.factories import Sequence, tiny_llama
@@ -36,18 +36,18 @@ def logprobs(model):
 
 
 def test_only_the_adapter_is_trained_and_a_fresh_one_changes_nothing(made):
-    card = read_policy_card(made)
-    policy = load_policy(card)
+    manifest = read_policy_manifest(made)
+    policy = load_policy(manifest)
     trained = [name for name, weight in policy.named_parameters() if weight.requires_grad]
     assert trained
     assert all("lora_" in name for name in trained)
-    torch.testing.assert_close(logprobs(policy), logprobs(load_base(card)), atol=1e-4, rtol=1e-3)
+    torch.testing.assert_close(logprobs(policy), logprobs(load_base(manifest)), atol=1e-4, rtol=1e-3)
     assert {weight.dtype for name, weight in policy.named_parameters() if "lora_" in name} == {torch.float32}
 
 
 def test_what_was_measured_is_trained_by_the_same_gradients(made):
     """On processors with bf16 units bitsandbytes would repack 4-bit weights at the first pass without gradients."""
-    policy = load_policy(read_policy_card(made))
+    policy = load_policy(read_policy_manifest(made))
     [batch] = pack([Sequence((3, 4, 5, 6, 7), (0, 0, 1, 1, 1))], 10)
 
     def gradients():
@@ -71,20 +71,20 @@ def test_a_policy_says_what_it_is_computed_in_whatever_the_machine_would_choose(
     tiny_llama().save_pretrained(tmp_path / "tiny")
     AutoTokenizer.from_pretrained(tiny_base).save_pretrained(tmp_path / "tiny")
     main(Options(base_model=str(tmp_path / "tiny"), output_dir=tmp_path / "policy", quantize=False, dtype=dtype))
-    card = read_policy_card(tmp_path / "policy")
-    assert {weight.dtype for weight in load_base(card).parameters()} == {getattr(torch, dtype)}
-    write_policy_card(card, tmp_path)
-    assert read_policy_card(tmp_path).dtype == dtype  # also in the folder of a warm start or a run
+    manifest = read_policy_manifest(tmp_path / "policy")
+    assert {weight.dtype for weight in load_base(manifest).parameters()} == {getattr(torch, dtype)}
+    write_policy_manifest(manifest, tmp_path)
+    assert read_policy_manifest(tmp_path).dtype == dtype  # also in the folder of a warm start or a run
     fields = json.loads((tmp_path / "model.json").read_text())
     (tmp_path / "model.json").write_text(json.dumps(fields | {"dtype": "int8"}))
     with pytest.raises(UserError, match=r"damaged \(dtype: Input should be .auto., .bfloat16. or .float32.\)"):
-        read_policy_card(tmp_path)
+        read_policy_manifest(tmp_path)
 
 
 def test_adapters_are_published_whole_under_their_version_and_name_the_full_base(made, tmp_path, monkeypatch):
-    card = read_policy_card(made)
-    policy = load_policy(card)
-    write_policy_card(card, tmp_path)
+    manifest = read_policy_manifest(made)
+    policy = load_policy(manifest)
+    write_policy_manifest(manifest, tmp_path)
     # PEFT would ask the hub for a base that is no folder here, each time.
     monkeypatch.setattr("peft.utils.save_and_load.check_file_exists_on_hf_hub", lambda *_: pytest.fail("asks the hub"))
     for version in (0, 12):
@@ -95,18 +95,18 @@ def test_adapters_are_published_whole_under_their_version_and_name_the_full_base
     assert versions(tmp_path) == [0, 12]
     assert newest_adapter(tmp_path).name == "v000012"
     config = json.loads((newest_adapter(tmp_path) / "adapter_config.json").read_text())
-    assert config["base_model_name_or_path"] == card.full_base
+    assert config["base_model_name_or_path"] == manifest.full_base
     assert sorted(path.name for path in newest_adapter(tmp_path).iterdir()) == [
         "adapter_config.json", "adapter_model.safetensors", "contents.json",
     ]  # fmt: skip
-    load_policy(read_policy_card(tmp_path))  # a run folder is a policy too, wherever its base lies
+    load_policy(read_policy_manifest(tmp_path))  # a run folder is a policy too, wherever its base lies
 
 
 def test_a_card_names_a_4_bit_base_inside_its_folder_relatively_and_one_outside_in_full(tmp_path):
     (tmp_path / "policy" / "base").mkdir(parents=True)
-    card = PolicyCard(tmp_path / "policy", str(tmp_path / "policy" / "base"), "full", True, "float32")
+    manifest = PolicyManifest(tmp_path / "policy", str(tmp_path / "policy" / "base"), "full", True, "float32")
     for folder, base in (("policy", "base"), ("run", str(tmp_path / "policy" / "base"))):
-        write_policy_card(card, tmp_path / folder)
+        write_policy_manifest(manifest, tmp_path / folder)
         fields = json.loads((tmp_path / folder / "model.json").read_text())
         assert fields == {
             "base": base,
@@ -115,7 +115,7 @@ def test_a_card_names_a_4_bit_base_inside_its_folder_relatively_and_one_outside_
             "dtype": "float32",
             "full_base_digest": "",
         }
-        assert read_policy_card(tmp_path / folder).base == card.base
+        assert read_policy_manifest(tmp_path / folder).base == manifest.base
 
 
 @pytest.mark.parametrize(
@@ -130,10 +130,10 @@ def test_episodes_longer_than_the_base_takes_are_refused(tmp_path, rotations, mo
     """Rotations that depend on the length change all positions once a sequence is longer than in the first training."""
     more = {"rope_parameters": rotations} if rotations else {}
     LlamaConfig(max_position_embeddings=128, **more).save_pretrained(tmp_path)
-    card = PolicyCard(tmp_path, str(tmp_path), str(tmp_path), quantized=False)
-    check_length(card, most)
+    manifest = PolicyManifest(tmp_path, str(tmp_path), str(tmp_path), quantized=False)
+    check_length(manifest, most)
     with pytest.raises(UserError, match=rf"--max-tokens {most + 1} is more than the {most} that .* takes; give {most}"):
-        check_length(card, most + 1)
+        check_length(manifest, most + 1)
 
 
 def test_a_model_that_makes_its_logits_in_a_way_of_its_own_is_refused():

@@ -11,7 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from forage.errors import UserError
-from forage.policy.card import AdapterOptions, read_policy_card, write_policy_card
+from forage.policy.manifest import AdapterOptions, read_policy_manifest, write_policy_manifest
 from forage.policy.policy import create_policy, load_base
 from forage.policy.served_base import Options, serve_base
 from tests.tiny import make_base
@@ -70,12 +70,12 @@ def copied(made, tmp_path_factory):
 def test_a_copy_is_what_the_trainer_multiplies_by(made, tmp_path, dtype):
     """The weights of the unpacked base, which test_four_bit.py compares with what its layers multiply by."""
     of_dtype = shutil.copytree(made, tmp_path / "policy")
-    write_policy_card(card := replace(read_policy_card(of_dtype), dtype=dtype), of_dtype)
+    write_policy_manifest(manifest := replace(read_policy_manifest(of_dtype), dtype=dtype), of_dtype)
     copy = serve_base(Options(of_dtype, tmp_path / "served", "bf16"))
     assert copy == tmp_path / {"bfloat16": "served-bf16", "float32": "served-fp32"}[dtype]
     served, kind = AutoModelForCausalLM.from_pretrained(copy), getattr(torch, dtype)
     assert served.dtype == kind
-    unpacked = load_base(card, dequantize=True).state_dict()
+    unpacked = load_base(manifest, dequantize=True).state_dict()
     assert served.state_dict().keys() == unpacked.keys()
     assert all(torch.equal(weight, unpacked[name]) for name, weight in served.state_dict().items())
     full = AutoModelForCausalLM.from_pretrained(made.parent / "full", dtype=kind)

@@ -11,8 +11,8 @@ from document_store import DocumentStore, StoreOptions
 from forage.agent.episode import read_episodes
 from forage.errors import UserError
 from forage.extras.serving.server import make_app
-from forage.store.opening import card_at, open_place, open_store, retriever_of
-from forage.store.options import StorePlace
+from forage.store.opening import manifest_at, open_address, open_store, retriever_of
+from forage.store.options import StoreAddress
 from forage.store.remote import RemoteStore
 from tests.pages import fenced
 from tests.ports import answering
@@ -95,8 +95,8 @@ def test_a_cross_encoder_reorders_what_a_search_found(reader, tmp_path):
     found = store.search("rest", 3, "sparse")
     assert store.search(["rest", ""], 3, "sparse") == [found, []]
     scores = made["reader"]().predict([("rest", f"\n{text}") for text in texts]).tolist()
-    best = sorted(range(len(texts)), key=lambda place: -scores[place])[:3]
-    assert [hit.text for hit in found] == [texts[place] for place in best]
+    best = sorted(range(len(texts)), key=lambda address: -scores[address])[:3]
+    assert [hit.text for hit in found] == [texts[address] for address in best]
     assert [hit.rank for hit in found] == [1, 2, 3]
     assert [hit.text for hit in plain.search("rest", 3, "sparse")] != [hit.text for hit in found]
 
@@ -127,7 +127,7 @@ def test_a_run_notices_another_retriever(here):
     digests = set()
     for name in ("", "fused:Fused"):
         DocumentStore.build("store", ["Rest."], StoreOptions("none", retriever=name))
-        digests.add(card_at(StorePlace("", name), here)[1])
+        digests.add(manifest_at(StoreAddress("", name), here)[1])
         assert type(open_store(here / "store", name)).__name__ == ("Fused" if name else "DocumentStore")
     assert len(digests) == 2
 
@@ -136,12 +136,12 @@ def test_a_folder_runs_no_code(here):
     """The folder came from elsewhere, with a module in it that the folder beside the scripts makes importable."""
     DocumentStore.build("data/store", ["Rest."], StoreOptions("none", retriever="data.hidden:Hidden"))
     (here / "data/hidden.py").write_text("raise SystemExit('it ran')\n")
-    for open_it in (open_place, card_at):
+    for open_it in (open_address, manifest_at):
         for named in ("", "fused:Fused"):
             with pytest.raises(UserError, match=r"is searched by a class, 'data.hidden:Hidden'; if you trust it"):
-                open_it(StorePlace("", named), here / "data")
+                open_it(StoreAddress("", named), here / "data")
     with pytest.raises(SystemExit, match="it ran"):
-        open_place(StorePlace("", "data.hidden:Hidden"), here / "data")
+        open_address(StoreAddress("", "data.hidden:Hidden"), here / "data")
     DocumentStore.build("data/store", ["Rest."], StoreOptions("none"))
     with pytest.raises(UserError, match="was built without --retriever; leave --retriever fused:Fused out"):
-        open_place(StorePlace("", "fused:Fused"), here / "data")
+        open_address(StoreAddress("", "fused:Fused"), here / "data")

@@ -18,7 +18,7 @@ from forage.rollout.worker import FINISHED, as_in_run, refuse_change
 from forage.runs.stats import read_stats
 from forage.store.document_store import DocumentStore
 from forage.store.embedder import PACKAGED_EMBEDDER
-from forage.store.opening import open_place
+from forage.store.opening import open_address
 from tests.tiny import rewards_of_tokens
 from tests.tiny_training import tiny_options
 
@@ -116,12 +116,12 @@ def test_data_remade_in_place_is_noticed(run, name):
 
 @pytest.mark.parametrize("start", [resume, play])
 def test_a_store_that_is_edited_between_the_look_and_the_opening_is_noticed(run, monkeypatch, start):
-    def edited(place, data):
+    def edited(address, data):
         with DocumentStore.open(data / "store") as store:
             store.add(["A rash."])
-        return open_place(place, data)
+        return open_address(address, data)
 
-    monkeypatch.setattr("forage.rollout.rollout.open_place", edited)
+    monkeypatch.setattr("forage.rollout.rollout.open_address", edited)
     with pytest.raises(UserError, match="store was changed just now; start the same command again"):
         start(run)
     monkeypatch.undo()

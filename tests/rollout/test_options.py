@@ -3,7 +3,7 @@
 import pytest
 
 from forage.errors import UserError
-from forage.policy.card import PolicyCard, read_policy_card, write_policy_card
+from forage.policy.manifest import PolicyManifest, read_policy_manifest, write_policy_manifest
 from forage.rollout.options import RolloutOptions, made_last
 
 
@@ -12,22 +12,22 @@ def test_the_warm_start_is_taken_where_there_is_one(tmp_path, monkeypatch):
     assert str(RolloutOptions().policy) == "models/policy"
     (tmp_path / "models" / "warm").mkdir(parents=True)
     assert str(made_last()) == "models/policy"  # half-made: sft_train.py writes model.json with its first adapter
-    write_policy_card(PolicyCard(tmp_path, "base", "base", quantized=False), tmp_path / "models" / "warm")
+    write_policy_manifest(PolicyManifest(tmp_path, "base", "base", quantized=False), tmp_path / "models" / "warm")
     assert str(RolloutOptions().policy) == "models/warm"
 
 
 def test_a_warm_start_of_another_base_is_an_older_one(tmp_path):
     for name, base in (("warm", "first"), ("policy", "second")):
-        write_policy_card(PolicyCard(tmp_path / name, base, base, quantized=False), tmp_path / name)
+        write_policy_manifest(PolicyManifest(tmp_path / name, base, base, quantized=False), tmp_path / name)
     assert made_last(tmp_path) == tmp_path / "policy"
-    write_policy_card(PolicyCard(tmp_path / "policy", "first", "first", quantized=False), tmp_path / "policy")
+    write_policy_manifest(PolicyManifest(tmp_path / "policy", "first", "first", quantized=False), tmp_path / "policy")
     assert made_last(tmp_path) == tmp_path / "warm"
 
 
 def test_a_damaged_card_does_not_stop_help_and_is_named_when_it_is_read(tmp_path):
     for name in ("warm", "policy"):
-        write_policy_card(PolicyCard(tmp_path / name, "base", "base", quantized=False), tmp_path / name)
+        write_policy_manifest(PolicyManifest(tmp_path / name, "base", "base", quantized=False), tmp_path / name)
     (tmp_path / "warm" / "model.json").write_text('{"base": ')
     assert made_last(tmp_path) == tmp_path / "warm"
     with pytest.raises(UserError, match=r"warm/model.json is damaged"):
-        read_policy_card(made_last(tmp_path))
+        read_policy_manifest(made_last(tmp_path))

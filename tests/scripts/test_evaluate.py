@@ -30,7 +30,7 @@ from forage.extras.testtime.scorers import confidence, looks_good
 from forage.files import write_jsonl
 from forage.manifest import write_manifest
 from forage.policy.adapters import list_contents
-from forage.policy.card import read_policy_card, write_policy_card
+from forage.policy.manifest import read_policy_manifest, write_policy_manifest
 from tests.extras.gateway.own_agents import as_our_loop
 from tests.kills import start
 from tests.options import with_options
@@ -208,13 +208,13 @@ def test_another_template_or_type_is_not_mixed(tiny, tmp_path):
                          eval_questions=1)  # fmt: skip
     for name in ("base", "policy"):
         shutil.copytree(tiny / name, tmp_path / name)
-    card = replace(read_policy_card(tmp_path / "policy"), base=str(tmp_path / "base"))
-    write_policy_card(card, tmp_path / "policy")
+    manifest = replace(read_policy_manifest(tmp_path / "policy"), base=str(tmp_path / "base"))
+    write_policy_manifest(manifest, tmp_path / "policy")
     main(options)
-    write_policy_card(replace(card, dtype="bfloat16"), tmp_path / "policy")
+    write_policy_manifest(replace(manifest, dtype="bfloat16"), tmp_path / "policy")
     main(options)  # nothing is left to play
     refuses("another dtype tiny", replace(options, eval_questions=2))
-    write_policy_card(card, tmp_path / "policy")
+    write_policy_manifest(manifest, tmp_path / "policy")
     path = tmp_path / "base" / "chat_template.jinja"
     text = path.read_text().replace("'\n' + message", "':\n' + message").replace("assistant\n", "assistant:\n")
     path.write_text(text)

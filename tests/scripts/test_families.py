@@ -9,7 +9,7 @@ import torch
 from forage.engines.base import Request, Sampling
 from forage.engines.local import LocalEngine
 from forage.policy.base_models import gguf_path
-from forage.policy.card import read_policy_card
+from forage.policy.manifest import read_policy_manifest
 from forage.policy.policy import load_base
 from forage.runs.stats import read_stats
 from tests import ROOT
@@ -70,7 +70,7 @@ def test_a_family_goes_the_whole_road(family, tmp_path):
     assert stats.training.get("mismatch_mean_abs", 0) < 0.1  # bf16
     script(tmp_path, "merge_lora.py", "--lora-model", "run", "--output-path", "merged")
     assert Path(tmp_path, "merged", "model.safetensors").exists()
-    check_sampling(load_base(read_policy_card(tmp_path / "policy")).float())
+    check_sampling(load_base(read_policy_manifest(tmp_path / "policy")).float())
 
 
 def check_sampling(model):

@@ -16,8 +16,8 @@ from forage.data.records import Document, Question, read_questions
 from forage.errors import UserError
 from forage.files import write_jsonl
 from forage.policy.adapters import newest_adapter, weights_digest
-from forage.policy.card import AdapterOptions
 from forage.policy.checkpoint import checkpoints
+from forage.policy.manifest import AdapterOptions
 from forage.policy.packing import Budget, OutOfMemory, pack
 from forage.sft import training
 from forage.sft.options import SFTOptions

@@ -70,7 +70,7 @@ def test_equal_queries_are_embedded_once_and_blank_ones_find_nothing(store, monk
 
 def test_another_model_under_the_same_name_embeds_everything_anew(tmp_path):
     DocumentStore.build(tmp_path / "store", DOCUMENTS, OPTIONS)
-    edit_card(tmp_path / "store", probe=[1.0] + [0.0] * 383)
+    edit_manifest(tmp_path / "store", probe=[1.0] + [0.0] * 383)
     assert DocumentStore.build(tmp_path / "store", DOCUMENTS, OPTIONS).embedded == 4
 
 
@@ -96,15 +96,15 @@ def test_a_build_that_ended_goes_on_where_it_stopped(tmp_path, monkeypatch):
     assert ids(resumed.search(["topic 7"], 10)) == ids(undisturbed.search(["topic 7"], 10))
 
 
-def edit_card(path, **values):
-    card = json.loads((path / "store.json").read_text())
-    (path / "store.json").write_text(json.dumps(card | values))
+def edit_manifest(path, **values):
+    manifest = json.loads((path / "store.json").read_text())
+    (path / "store.json").write_text(json.dumps(manifest | values))
 
 
 @pytest.mark.parametrize(
     ("damage", "says"),
     [
-        (lambda p: edit_card(p, options=7), "is no store's card"),
+        (lambda p: edit_manifest(p, options=7), "is no store's manifest"),
         (lambda p: (p / "store.json").unlink(), "no store.json"),
         (lambda p: (p / "bm25.npz").write_bytes(b"x"), "bm25.npz was changed since"),
         (lambda p: os.rename(p / "chroma", p / "away"), "chroma is missing"),
@@ -124,7 +124,7 @@ def cut_last_line(path):
 
 def test_another_embedder_of_the_same_name_is_refused_by_its_vectors(store, tmp_path):
     path = Path(shutil.copytree(store.path, tmp_path / "copy"))
-    edit_card(path, probe=[1.0] + [0.0] * (store.card.dimension - 1))
+    edit_manifest(path, probe=[1.0] + [0.0] * (store.manifest.dimension - 1))
     with pytest.raises(UserError, match="not the model it was built with"):
         DocumentStore.open(path).search(["toe"], 1)
 

@@ -58,7 +58,7 @@ def assert_as_built(store, state):
         assert list(store) == list(fresh)
         assert len(store) == len(fresh) == len(state)
         assert store.fingerprint == fresh.fingerprint
-        assert store.card.files == fresh.card.files
+        assert store.manifest.files == fresh.manifest.files
         assert found(store) == found(fresh)
         opened = DocumentStore.open(store.path)
         assert found(opened) == found(fresh)
@@ -66,7 +66,7 @@ def assert_as_built(store, state):
 
 
 def vectors_of(store):
-    collection = VectorCollection(store.card.collection, store.path / "chroma")
+    collection = VectorCollection(store.manifest.collection, store.path / "chroma")
     keys = collection.keys()
     collection.close()
     return keys
@@ -279,7 +279,7 @@ def test_an_edited_copy_leaves_the_originals_vectors_on_the_server(tmp_path, mon
     moved = (tmp_path / "store").rename(tmp_path / "moved")
     assert found(DocumentStore.open(moved)) == before
     again = DocumentStore.build(moved, DOCUMENTS[1:], options)
-    assert (again.embedded, again.card.collection) == (0, original.card.collection)
+    assert (again.embedded, again.manifest.collection) == (0, original.manifest.collection)
     assert len(DocumentStore.open(tmp_path / "copy").search("fever", 5, "dense")) == len(again.chunks)
 
 
@@ -295,12 +295,12 @@ def test_another_embedder_takes_its_collection_away_once_nobody_asks_for_it(stor
     before, opened = found(store), DocumentStore.open(store.path)
     monkeypatch.setattr(document_store, "Embedder", lambda name: WordEmbedder(name, turn=3))
     other = DocumentStore.build(store.path, DOCUMENTS, OPTIONS)
-    assert other.card.collection != store.card.collection
-    assert other.card.abandoned == [(store.card.collection, "")]
+    assert other.manifest.collection != store.manifest.collection
+    assert other.manifest.abandoned == [(store.manifest.collection, "")]
     monkeypatch.setattr(document_store, "Embedder", WordEmbedder)
     assert found(opened) == before
     store.close()
     opened.close()
     other.add(["A rash."])
-    assert other.card.abandoned == []
+    assert other.manifest.abandoned == []
     assert vectors_of(store) == set()

@@ -16,11 +16,11 @@ from starlette.routing import Route
 from forage.data.records import Document
 from forage.errors import UserError
 from forage.extras.serving.server import Served, make_app
-from forage.store.card import read_card
 from forage.store.document_store import DocumentStore
 from forage.store.embedder import PACKAGED_EMBEDDER
-from forage.store.opening import card_at
-from forage.store.options import Fusion, StoreOptions, StorePlace
+from forage.store.manifest import read_store_manifest
+from forage.store.opening import manifest_at
+from forage.store.options import Fusion, StoreAddress, StoreOptions
 from forage.store.remote import RemoteStore
 from tests.ports import answering
 
@@ -40,7 +40,7 @@ def serving(store, asked=None):
             asked.append(queries)
         return store.search(queries, k, mode, fusion=fusion, where=where)
 
-    return answering(make_app(search, served=lambda: Served(store.card, store.chunks_digest)))
+    return answering(make_app(search, served=lambda: Served(store.manifest, store.chunks_digest)))
 
 
 def foreign(reply, asked=None, port=0):
@@ -58,7 +58,7 @@ def foreign(reply, asked=None, port=0):
 
 def replying(*documents, **more):
     """Search-R1's reply: these documents for every query, the first with the highest score."""
-    row = [{"document": document, "score": 9.5 - place, **more} for place, document in enumerate(documents)]
+    row = [{"document": document, "score": 9.5 - address, **more} for address, document in enumerate(documents)]
     return lambda request: (200, {"result": [row for _ in request["queries"]]})
 
 
@@ -108,9 +108,9 @@ def test_the_queries_of_a_step_go_in_one_request_each_of_them_once(url, asked):
 
 def test_its_card_embedder_and_fingerprint_are_those_of_the_folder(url, store, data):
     remote = RemoteStore(f"{url}/retrieve/")
-    assert remote.card == store.card == read_card(data / "store")
-    assert remote.fingerprint == store.fingerprint == card_at(StorePlace(), data)[1]
-    assert card_at(StorePlace(url), data) == (store.card, store.fingerprint)
+    assert remote.manifest == store.manifest == read_store_manifest(data / "store")
+    assert remote.fingerprint == store.fingerprint == manifest_at(StoreAddress(), data)[1]
+    assert manifest_at(StoreAddress(url), data) == (store.manifest, store.fingerprint)
     np.testing.assert_array_equal(remote.embedder.encode_queries(["toe"]), store.embedder.encode_queries(["toe"]))
     assert remote.note(data / "store" / "chunks.jsonl") == ""
 

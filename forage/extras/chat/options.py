@@ -8,7 +8,7 @@ from pathlib import Path
 from forage.agent.options import SearchOptions
 from forage.engines.base import EngineOptions, Sampling
 from forage.errors import UserError
-from forage.store.options import StorePlace
+from forage.store.options import StoreAddress
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class ChatOptions:
     """Ask this one question and exit. Left out: read questions from the terminal or from standard input."""
     engine: EngineOptions = field(default_factory=lambda: EngineOptions(patience=10.0))
     search: SearchOptions = field(default_factory=SearchOptions)
-    place: StorePlace = field(default_factory=StorePlace)
+    address: StoreAddress = field(default_factory=StoreAddress)
     sampling: Sampling = field(default_factory=lambda: Sampling(temperature=0.0))
     seed: int = 0
     """Seed for sampling, with --temperature above 0."""
@@ -32,6 +32,6 @@ class ChatOptions:
     def check(self) -> None:
         """Fail before anything is loaded."""
         self.sampling.check()
-        self.place.check()
+        self.address.check()
         if self.question is not None and not self.question.strip():
             raise UserError('--question is empty; write one, as in --question "What is gout?", or leave it out')

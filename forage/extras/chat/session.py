@@ -29,8 +29,8 @@ from forage.extras.chat.options import ChatOptions
 from forage.extras.chat.view import View, in_line
 from forage.policy.policy import load_tokenizer
 from forage.rollout.agreement import read_run
-from forage.store.card import NO_EMBEDDER
-from forage.store.opening import Store, open_place
+from forage.store.manifest import NO_EMBEDDER
+from forage.store.opening import Store, open_address
 from forage.store.options import Mode
 from forage.text import encodable
 
@@ -43,7 +43,7 @@ def talk(options: ChatOptions) -> None:
     The event loop runs only while a question is played, so that Ctrl-C at the prompt is a plain one.
     """
     console = Console(highlight=False)
-    store = open_place(options.place, options.data or data_of(Path(options.policy)))
+    store = open_address(options.address, options.data or data_of(Path(options.policy)))
     with asyncio.Runner() as runner:
         stack = AsyncExitStack()
         try:
@@ -94,8 +94,8 @@ async def open_agent(options: ChatOptions, store: Store, console: Console, stack
     """Who answers, and what shows it."""
     policy = find_policy("chat", options.policy, "")
     settings = settled(options.search, policy.folder, store)
-    protocol = Protocol.playing(load_tokenizer(policy.card), settings)
-    engine = await stack.enter_async_context(open_engine(options.engine, Job(policy.card, 1, settings.max_tokens)))
+    protocol = Protocol.playing(load_tokenizer(policy.manifest), settings)
+    engine = await stack.enter_async_context(open_engine(options.engine, Job(policy.manifest, 1, settings.max_tokens)))
     await load_adapter(engine, policy)
     view, tools = View(console, protocol), functions_for(settings.tools)
     in_this_thread = BatchedSearch(searching(store, settings), in_line=True)  # nothing else is played meanwhile
@@ -117,7 +117,7 @@ def questions(given: str | None, store: Store, console: Console) -> Iterator[str
     if given is not None:
         yield given
     elif sys.stdin.isatty():
-        console.print(Text(f"{store.card.chunks or 'the'} passages in {store.path}; Ctrl-D leaves"))
+        console.print(Text(f"{store.manifest.chunks or 'the'} passages in {store.path}; Ctrl-D leaves"))
         with contextlib.suppress(ImportError):  # some builds of Python have none
             import readline  # noqa: F401 input() uses it
         with contextlib.suppress(EOFError):

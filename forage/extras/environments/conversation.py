@@ -20,13 +20,13 @@ from forage.data.records import Question
 from forage.data.splits import read_splits
 from forage.engines.base import Engine
 from forage.errors import UserError
-from forage.policy.card import read_policy_card
+from forage.policy.manifest import read_policy_manifest
 from forage.policy.policy import load_tokenizer
 from forage.rollout.agreement import open_embedder
 from forage.rollout.options import RolloutOptions
 from forage.rollout.rollout import Rollout
-from forage.store.card import NO_EMBEDDER
-from forage.store.opening import open_place
+from forage.store.manifest import NO_EMBEDDER
+from forage.store.opening import open_address
 from forage.text import encodable
 
 
@@ -41,9 +41,9 @@ def open_environment(options: RolloutOptions, make_rewards: MakeRewards) -> Roll
     say how long a passage is, and how the agent searches."""
     options.check()
     settings = options.search.settle(options.policy)
-    protocol = Protocol.playing(load_tokenizer(read_policy_card(options.policy)), settings)
-    store = open_place(options.place, options.data)
-    embedder = store.embedder if store.options.embedder != NO_EMBEDDER else open_embedder(store.card)
+    protocol = Protocol.playing(load_tokenizer(read_policy_manifest(options.policy)), settings)
+    store = open_address(options.address, options.data)
+    embedder = store.embedder if store.options.embedder != NO_EMBEDDER else open_embedder(store.manifest)
     searcher = Searcher(lambda: store, settings)
     rewards = rewards_of(make_rewards, embedder, searcher)
     return Rollout(options, Elsewhere(), protocol, searcher, rewards, read_splits(options.data))
@@ -85,7 +85,7 @@ class Conversation:
         """
         if self.over:
             raise UserError("the episode is over; begin another one (OpenEnv: reset)")
-        await self._agent.step(self._episode, 0, self._said(encodable(text), cut))
+        await self._agent.play_turn(self._episode, 0, self._said(encodable(text), cut))
         if self.over:
             return []
         return RESPONSE.findall(self._protocol.text(self._episode.ids[self._episode.turns[-1].end :]))

@@ -32,7 +32,7 @@ from forage.engines.base import EngineOptions, Job, Request, Sample
 from forage.engines.choice import open_engine
 from forage.errors import UserError
 from forage.policy.adapters import adapter_path, sampled_by, version_name, versions
-from forage.policy.card import read_policy_card
+from forage.policy.manifest import read_policy_manifest
 from forage.policy.policy import load_tokenizer
 from forage.rollout.agreement import read_run, run_options
 from forage.rollout.options import RolloutOptions
@@ -81,11 +81,11 @@ def main(options: Options) -> None:
     if version not in versions(options.run_dir):
         kept = ", ".join(map(version_name, versions(options.run_dir)))
         raise UserError(f"adapter {version_name(version)} is gone; {options.run_dir} has {kept} (--keep-adapters)")
-    card = read_policy_card(options.policy or Path(run.options["rollout"]["policy"]))
+    manifest = read_policy_manifest(options.policy or Path(run.options["rollout"]["policy"]))
     told = run_options(run, ("temperature", "seed"))
     rollout = RolloutOptions(temperature=told["temperature"], seed=told["seed"])
     seed = plan_of(rollout, [episode.question_id], step).seed
-    protocol = Protocol.playing(load_tokenizer(card), settings)
+    protocol = Protocol.playing(load_tokenizer(manifest), settings)
 
     if options.instead and "get_agent" in run.tools:
         raise UserError("--instead is for our own loop, and this run's episodes were played by an agent of get_agent")
@@ -93,7 +93,7 @@ def main(options: Options) -> None:
     passages = [Hit(each.id, each.id, each.title, each.text, 0.0, 1) for each in documents[: settings.k]]
 
     async def play() -> str:
-        async with open_engine(options.engine, Job(card, 1, settings.max_tokens)) as engine:
+        async with open_engine(options.engine, Job(manifest, 1, settings.max_tokens)) as engine:
             await engine.load_adapter(episode.adapter, adapter_path(options.run_dir, version))
             search = BatchedSearch(lambda queries: [passages] * len(queries))
             agent = Agent(engine, protocol, search, settings, rollout.sampling, tools=functions_for(settings.tools))
@@ -141,9 +141,9 @@ async def instead(agent: Agent, episode: Episode, seed: int) -> Episode:
 
     question = Question(episode.question_id, "", "")
     other = EpisodeBuilder(episode.id, question, list(episode.ids[: first.start]), episode.adapter)
-    await agent.step(other, seed, as_it_was)
+    await agent.play_turn(other, seed, as_it_was)
     while not other.stop:
-        await agent.step(other, seed)
+        await agent.play_turn(other, seed)
     return agent.finish(other)
 
 

@@ -28,7 +28,7 @@ from forage.data.records import Question
 from forage.data.splits import read_training_questions
 from forage.errors import UserError
 from forage.extras.planning.tool import PLAN, Library, about, read_library, write_plan
-from forage.policy.card import read_policy_card
+from forage.policy.manifest import read_policy_manifest
 from forage.policy.policy import load_tokenizer
 from forage.sft.teacher import (
     TeacherOptions,
@@ -39,8 +39,8 @@ from forage.sft.teacher import (
     search_candidates,
     write_turns,
 )
-from forage.store.opening import open_place
-from forage.store.options import StorePlace
+from forage.store.opening import open_address
+from forage.store.options import StoreAddress
 from forage.text import whole_words
 
 
@@ -62,7 +62,7 @@ class Options:
     """Seed for these choices."""
     teacher: TeacherOptions = field(default_factory=TeacherOptions)
     search: SearchOptions = field(default_factory=SearchOptions)
-    place: StorePlace = field(default_factory=StorePlace)
+    address: StoreAddress = field(default_factory=StoreAddress)
 
 
 def main(options: Options) -> None:
@@ -70,8 +70,8 @@ def main(options: Options) -> None:
     library, settings = read_library(options.library), options.search.settle(options.policy)
     if PLAN not in settings.tools:
         raise UserError(f'the agent has no tool {PLAN!r}; put "{PLAN}": planner(...) into get_tools of grpo_rollout.py')
-    protocol = Protocol.playing(load_tokenizer(read_policy_card(options.policy)), settings)
-    search_many = searching(open_place(options.place, options.data), settings)
+    protocol = Protocol.playing(load_tokenizer(read_policy_manifest(options.policy)), settings)
+    search_many = searching(open_address(options.address, options.data), settings)
     questions = read_training_questions(options.data)
     chosen = random.Random(options.seed).sample(questions, min(options.num_demonstrations, len(questions)))
     plans, without = asyncio.run(teach(chosen, library, search_many, protocol, settings, options.teacher, options.seed))

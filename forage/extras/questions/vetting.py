@@ -9,8 +9,8 @@ from typing import Literal
 from forage.data.chunking import Chunk
 from forage.data.relevance import question_key, relevant_chunks, shared_share, trigrams
 from forage.store.bm25 import Tokenizer
-from forage.store.card import NO_EMBEDDER
 from forage.store.document_store import DocumentStore
+from forage.store.manifest import NO_EMBEDDER
 from forage.store.options import Mode
 
 NOT_IN_PASSAGE = "the answer is not in the passage"

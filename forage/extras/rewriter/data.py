@@ -21,10 +21,10 @@ from forage.extras.rewriter.options import Options, RewriteOptions
 from forage.files import json_lines
 from forage.manifest import code_of, file_digest
 from forage.policy.base_models import base_digest, folder_of
-from forage.store.card import NO_EMBEDDER, read_card
 from forage.store.document_store import DocumentStore
-from forage.store.opening import Store, card_at, open_place, open_store
-from forage.store.options import StoreOptions, StorePlace
+from forage.store.manifest import NO_EMBEDDER, read_store_manifest
+from forage.store.opening import Store, manifest_at, open_address, open_store
+from forage.store.options import StoreAddress, StoreOptions
 from forage.text import from_json, say
 
 HELD_OUT_SHARE = 0.2  # of the documents, where there is no eval.jsonl
@@ -138,7 +138,7 @@ def titles(texts: Mapping[str, str], search: Search, question: str) -> list[str]
 def origins(options: Options, model: str) -> dict[str, Any]:
     """Digests of what a run's figures rest on: questions, documents and store, the base, and a reward of the user's."""
     files = {Path(name).stem: file_digest(options.data / name) for name in ("train.jsonl", "eval.jsonl", CORPUS)}
-    store = card_at(StorePlace(options.store), options.data)[1] if options.store else ""
+    store = manifest_at(StoreAddress(options.store), options.data)[1] if options.store else ""
     base, own = folder_of(model), ":" in options.reward
     rest = {
         "base": base_digest(base) if base else "",  # a hub model that is not here yet has none
@@ -153,7 +153,7 @@ def origins(options: Options, model: str) -> dict[str, Any]:
 def open_search(options: Options, texts: Mapping[str, str]) -> Search:
     """Find the best documents for each query: the best k, or more where the reward looks at more."""
     if options.store:
-        store = store_with(StorePlace(options.store, options.retriever), options.data, texts)
+        store = store_with(StoreAddress(options.store, options.retriever), options.data, texts)
     else:
         store = word_store(options.data, texts)
 
@@ -164,12 +164,12 @@ def open_search(options: Options, texts: Mapping[str, str]) -> Search:
     return search
 
 
-def store_with(place: StorePlace, folder: Path, texts: Mapping[str, str]) -> Store:
+def store_with(address: StoreAddress, folder: Path, texts: Mapping[str, str]) -> Store:
     """--store, whose chunks are the documents; of a server that isn't known."""
-    store = open_place(place, folder)
+    store = open_address(address, folder)
     if isinstance(store, DocumentStore) and (missing := texts.keys() - store.chunk_by_id.keys()):
         raise UserError(
-            f"--store {place.store} lacks {len(missing)} of the {len(texts)} documents of {folder}; give the store "
+            f"--store {address.store} lacks {len(missing)} of the {len(texts)} documents of {folder}; give the store "
             "that --data was prepared with"
         )
     return store
@@ -178,7 +178,7 @@ def store_with(place: StorePlace, folder: Path, texts: Mapping[str, str]) -> Sto
 def word_store(folder: Path, texts: Mapping[str, str]) -> Store:
     """A store of whole documents for BM25, built once beside the corpus, whose digest names its folder."""
     path = folder / f"store-words-{file_digest(folder / CORPUS)}"
-    if (path / "store.json").exists() and read_card(path).complete:
+    if (path / "store.json").exists() and read_store_manifest(path).complete:
         return open_store(path)
     documents = [Document(doc_id, "", text) for doc_id, text in texts.items()]
     return DocumentStore.build(path, documents, StoreOptions(NO_EMBEDDER, chunk_tokens=10**9))

@@ -13,7 +13,7 @@ from forage.files import check_apart, check_replaceable
 from forage.machine import Dtype
 from forage.processes import world
 from forage.runs.trackers import Choice
-from forage.store.options import Mode, StorePlace
+from forage.store.options import Mode, StoreAddress
 
 MARK = ".query_rewriter"  # marks a model folder that train_ppo.py wrote and may replace
 
@@ -208,7 +208,7 @@ class Options:
         if self.ppo.micro_batch % world():
             raise UserError(f"{world()} processes can't share {self.ppo.micro_batch} rewrites (--batch-size, or "
                             "--micro-batch-size) equally; give a multiple")  # fmt: skip
-        StorePlace(self.store).check()
+        StoreAddress(self.store).check()
         if self.mode != "sparse" and not self.store:
             raise UserError(f"--mode {self.mode} needs a store with embeddings; give --store data/store")
         self.check_outputs()

@@ -3,7 +3,7 @@
 Request: {"queries": ["..."], "topk": 3, "return_scores": true}. Response: {"result": [[{"document": {"id": "...",
 "doc_id": "...", "title": "...", "contents": "title\\ntext"}, "score": 0.5}, ...], ...]}; without scores, each item is
 the document itself. Search-R1's has no doc_id, and no title but the first line of the contents. RemoteStore asks beyond
-it: requests may say "mode", "fusion" and "where", and /card tells what is served.
+it: requests may say "mode", "fusion" and "where", and /manifest tells what is served.
 
 Here is also what every server of this project has in common: who may ask (`guarded`), how much (`body_of`), and for how
 long (`Connection`).
@@ -25,8 +25,8 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from forage.errors import UserError
 from forage.machine import is_here, is_loopback
-from forage.store.card import StoreCard, fingerprint_of
 from forage.store.fusion import Hit
+from forage.store.manifest import StoreManifest, fingerprint_of
 from forage.store.options import KEY, TOO_MUCH, Fusion, Mode
 from forage.text import encodable, from_json
 
@@ -42,7 +42,7 @@ MAX_READ = 100  # for a call of an MCP client, whose model reads them all
 MAX_PASSAGES = 10_000  # in a reply: one search at a time, so that no request may take the server for itself
 MAX_QUERY = 10_000  # characters
 MAX_TEXT = 16 * 2**20  # characters in a reply
-ROUTES = "POST /retrieve, GET /card or GET /health"
+ROUTES = "POST /retrieve, GET /manifest or GET /health"
 
 
 Search = Callable[[Sequence[str], int], Sequence[Sequence[Hit]]]
@@ -172,17 +172,17 @@ def server_of(app: App) -> uvicorn.Server:
 class Served:
     """The store that is served, as clients are told."""
 
-    card: StoreCard
+    manifest: StoreManifest
     chunks_digest: str
 
     @property
     def fingerprint(self) -> str:
-        return fingerprint_of(self.card, self.chunks_digest)
+        return fingerprint_of(self.manifest, self.chunks_digest)
 
     def described(self) -> dict[str, Any]:
-        """What /card says. Where the vectors are kept is nobody's business."""
-        card = replace(self.card, options=replace(self.card.options, chroma_url=""))
-        return asdict(card) | {"chunks_digest": self.chunks_digest}
+        """What /manifest says. Where the vectors are kept is nobody's business."""
+        manifest = replace(self.manifest, options=replace(self.manifest.options, chroma_url=""))
+        return asdict(manifest) | {"chunks_digest": self.chunks_digest}
 
 
 def make_app(
@@ -192,12 +192,12 @@ def make_app(
     """What answers /retrieve with `search`, and /health, at this host.
 
     `k` is the number of hits for a request that doesn't set topk. Where it can ask what is `served`, it does
-    before each search, /card says so, and `search` is given the mode, the fusion and the where of requests that have
-    them, as keywords. With a `key`, only requests that bear it are answered. One search at a time uses all cores.
+    before each search, /manifest says so, and `search` is given the mode, the fusion and the where of requests that
+    have them, as keywords. With a `key`, only requests that bear it are answered. One search at a time uses all cores.
     """
     thread = ThreadPoolExecutor(1, "search")
 
-    def card(_: bytes) -> dict[str, Any]:
+    def manifest(_: bytes) -> dict[str, Any]:
         assert served
         return served().described()
 
@@ -211,7 +211,7 @@ def make_app(
             raise BadRequest(f"{size} characters were found, over {MAX_TEXT}; ask for fewer passages", TOO_MUCH)
         return {"result": [[_document(hit, with_scores) for hit in row] for row in hits], **marked}
 
-    routes = {("POST", "/retrieve"): retrieve} | ({("GET", "/card"): card} if served else {})
+    routes = {("POST", "/retrieve"): retrieve} | ({("GET", "/manifest"): manifest} if served else {})
 
     def answered(route: Callable[[bytes], dict[str, Any]], body: bytes) -> bytes:
         try:

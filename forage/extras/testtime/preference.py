@@ -37,8 +37,8 @@ from forage.data.records import Question
 from forage.errors import UserError
 from forage.extras.testtime.scorers import agreement, confidence, relevance, shown, support, well_formed
 from forage.manifest import read_manifest
-from forage.store.card import SAME_MODEL
 from forage.store.embedder import Embedder
+from forage.store.manifest import SAME_MODEL
 
 Floats = NDArray[np.float64]
 Rows = NDArray[np.float32]  # (N, F)

@@ -70,13 +70,13 @@ from forage.extras.testtime import train_scorer
 from forage.files import check_apart, check_folder, filling_folder
 from forage.optimizer import OptimizerOptions
 from forage.policy.adapters import adapter_path
-from forage.policy.card import read_policy_card
+from forage.policy.manifest import read_policy_manifest
 from forage.policy.policy import load_tokenizer
 from forage.rollout.agreement import open_embedder
 from forage.runs.run_folder import keep_options
 from forage.sft.options import SFTOptions
-from forage.store.opening import card_at, digests_of, open_place
-from forage.store.options import StorePlace
+from forage.store.opening import digests_of, manifest_at, open_address
+from forage.store.options import StoreAddress
 
 EVALUATE, ROLLOUT = "evaluate", "grpo_rollout"  # the scripts in which users name their systems and rewards
 PLAYER = "policy"  # the name under which a round's policy plays training questions
@@ -85,7 +85,7 @@ FIRST_SEARCH = "best_of:8"  # of round 1, when there is no learned scorer yet
 MEASURED = ("single", "best_of:8")
 # These may change between calls with one output folder: what is there stays valid, and more rounds go on from it.
 FREE = (
-    "rounds", "concurrency", "place.store_patience", "place.store_timeout",
+    "rounds", "concurrency", "address.store_patience", "address.store_timeout",
     *(f"engine.{each.name}" for each in fields(EngineOptions)),
 )  # fmt: skip
 
@@ -114,7 +114,7 @@ class EvolveOptions:
     learning_rate: float = 5e-4
     """Learning rate of each round's training; 0: as in sft_train.py."""
     engine: EngineOptions = field(default_factory=EngineOptions)
-    place: StorePlace = field(default_factory=StorePlace)
+    address: StoreAddress = field(default_factory=StoreAddress)
     sampling: Sampling = field(default_factory=lambda: Sampling(temperature=0.7))
     concurrency: int = 16
     """Questions played at once. With --engine local also the number of sequences sampled in one batch."""
@@ -123,7 +123,7 @@ class EvolveOptions:
 
     def check(self) -> None:
         """Refuse what a stage would refuse hours later, and questions that are held out as well."""
-        self.place.check()
+        self.address.check()
         self.sampling.check()
         check_at_least_one(self, "rounds", "questions", "max_steps", "concurrency")
         read_system(self.system, importlib.import_module(EVALUATE).SYSTEMS, "--system")
@@ -157,7 +157,7 @@ class EvolveOptions:
         """How these policies are played, in a folder of --output-dir."""
         return EvaluationOptions(
             self.data, tuple(f"{name}={path}" for name, path in policies.items()), systems=systems,
-            output_dir=self.output_dir / folder, engine=self.engine, place=self.place, sampling=self.sampling,
+            output_dir=self.output_dir / folder, engine=self.engine, address=self.address, sampling=self.sampling,
             concurrency=self.concurrency, seed=self.seed, **more,
         )  # fmt: skip
 
@@ -165,7 +165,7 @@ class EvolveOptions:
 def main(options: EvolveOptions) -> None:
     options.check()
     with filling_folder(options.output_dir):
-        data = digests_of(options.data, card_at(options.place, options.data)[1])
+        data = digests_of(options.data, manifest_at(options.address, options.data)[1])
         keep_options(options.output_dir, options, FREE, "another --output-dir", data=data)
         for number in range(1, options.rounds + 1):
             evolve(options, number)
@@ -188,17 +188,17 @@ def evolve(options: EvolveOptions, number: int) -> None:
     if starts(here / "scorer" / "scorer.json", f"round {number}, training the scorer"):
         train_scorer.main(train_scorer.Options(
             tuple(log.episodes for log in logs), options.data, options.policy, here / "scorer", seed=options.seed,
-            place=options.place,
+            address=options.address,
         ))  # fmt: skip
     if starts(here / "kept.jsonl", f"round {number}, choosing the episodes to learn from"):
         first = options.log(number, FIRST)
-        select(logs[-1], first, options.data, options.policy, options.place, here / "kept.jsonl")
+        select(logs[-1], first, options.data, options.policy, options.address, here / "kept.jsonl")
     if starts(adapter_path(here / "policy", 0), f"round {number}, training the policy"):
         # From the start, whatever the round, by all of its updates: the loss of what a policy played itself hardly
         # falls.
         importlib.import_module("sft_train").main(SFTOptions(
             options.data, options.policy, here / "policy", num_demonstrations=0, keep="last",
-            demonstrations=tuple(options.round(earlier) / "kept.jsonl" for earlier in rounds), place=options.place,
+            demonstrations=tuple(options.round(earlier) / "kept.jsonl" for earlier in rounds), address=options.address,
             max_steps=options.max_steps, optimizer=OptimizerOptions(learning_rate=options.learning_rate),
             seed=options.seed,
         ))  # fmt: skip
@@ -217,13 +217,13 @@ TOP = (
 )  # fmt: skip
 
 
-def select(search: OutcomeLog, first: OutcomeLog, data: Path, policy: Path, place: StorePlace, out: Path) -> None:
+def select(search: OutcomeLog, first: OutcomeLog, data: Path, policy: Path, address: StoreAddress, out: Path) -> None:
     """Write what is kept of a search's episodes, beside the first samples that the system `single` played."""
     settings = SearchOptions().settle(policy)
-    protocol = Protocol.playing(load_tokenizer(read_policy_card(policy)), settings)
+    protocol = Protocol.playing(load_tokenizer(read_policy_manifest(policy)), settings)
     functions = rewards_of(
-        importlib.import_module(ROLLOUT).get_reward_functions, open_embedder(card_at(place, data)[0]),
-        Searcher(lambda: open_place(place, data), settings),
+        importlib.import_module(ROLLOUT).get_reward_functions, open_embedder(manifest_at(address, data)[0]),
+        Searcher(lambda: open_address(address, data), settings),
     )  # fmt: skip
     vetting = Vetting.over(data, protocol, settings)
     outcomes, firsts, kept = search.results(), first.results(), []

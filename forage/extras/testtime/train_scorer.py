@@ -6,7 +6,7 @@
     python evaluate.py --data data --policy models/warm --scorer models/scorer \\
         --systems single best_of:8 best_of:8:learned oracle:8 tree:learned
 
-Reads episodes (files or folders of them) of evaluate.py --split train or of a run, and train.jsonl and the store's card
+Reads episodes (files or folders of them) of evaluate.py --split train or of a run, and train.jsonl and store.json
 in --data. Only training questions are used: on held-out ones, a scorer that has seen their answers would look good. The
 files written to --out are described in preference.py.
 
@@ -57,8 +57,8 @@ from forage.manifest import plain, write_manifest
 from forage.policy.policy import load_tokenizer
 from forage.rollout.agreement import open_embedder
 from forage.store.embedder import Embedder
-from forage.store.opening import card_at
-from forage.store.options import StorePlace
+from forage.store.opening import manifest_at
+from forage.store.options import StoreAddress
 
 MARGIN = 0.05  # two Q-values less than this apart are too near to learn from
 Played = Mapping[Question, Sequence[Episode]]
@@ -186,10 +186,10 @@ class Options:
     seed: int = 0
     """Seed for drawing which questions are held out."""
     search: SearchOptions = field(default_factory=SearchOptions)
-    place: StorePlace = field(default_factory=StorePlace)
+    address: StoreAddress = field(default_factory=StoreAddress)
 
     def check(self) -> None:
-        self.place.check()
+        self.address.check()
         if not 0 <= self.held_out < 1:
             raise UserError(f"--held-out {self.held_out:g} must be at least 0 and less than 1")
         check_folder("--out", self.out)
@@ -200,9 +200,9 @@ def main(options: Options) -> None:
     options.check()
     settings = options.search.settle(options.policy)
     policy = find_policy(options.policy.name, str(options.policy), "")  # it may be a plain model
-    protocol = Protocol.playing(load_tokenizer(policy.card), settings)
+    protocol = Protocol.playing(load_tokenizer(policy.manifest), settings)
     played = read_played(options.files, options.data, protocol)
-    embedder = open_embedder(card_at(options.place, options.data)[0])
+    embedder = open_embedder(manifest_at(options.address, options.data)[0])
     with filling_folder(options.out, way_out="--out"):
         learnt, unseen = split(played, options.held_out, options.seed)
         functions = reward_functions(embedder)

@@ -112,7 +112,7 @@ class TreeSearch:
         """Play from a new node to the end; returns the last node and the episode."""
         builder = node.above.fork(name)
         while True:
-            await agent.step(builder, seed)
+            await agent.play_turn(builder, seed)
             node.state = builder.fork(name)
             if builder.stop:
                 return node, agent.finish(builder)

@@ -34,7 +34,7 @@ def store(tmp_path_factory):
 
 @contextmanager
 def running(store, host="127.0.0.1", key=""):
-    with answering(make_app(store.search, host, 1, lambda: Served(store.card, store.chunks_digest), key)) as url:
+    with answering(make_app(store.search, host, 1, lambda: Served(store.manifest, store.chunks_digest), key)) as url:
         yield url
 
 
@@ -89,7 +89,7 @@ def test_bad_requests_are_answered_with_what_is_wrong(url, body, says):
 def test_beyond_loopback_a_server_may_be_called_by_any_name(store):
     with running(store, "0.0.0.0") as everywhere:
         for headers in ({"Host": "gpu1"}, {"Origin": "http://evil.example"}):
-            assert httpx.get(f"{everywhere}/card", headers=headers).status_code == 200
+            assert httpx.get(f"{everywhere}/manifest", headers=headers).status_code == 200
 
 
 def test_a_key_is_asked_for(store, monkeypatch):

@@ -18,7 +18,7 @@ from forage.errors import UserError
 from forage.evaluation.outcomes import Outcome, OutcomeLog
 from forage.extras.testtime import self_evolve
 from forage.extras.testtime.self_evolve import EvolveOptions, demonstration, is_fit, main, select
-from forage.store.options import StorePlace
+from forage.store.options import StoreAddress
 from tests.rated_samples import samples_of
 from tests.scripted_engine import run, turns
 from tests.word_embedder import WordEmbedder
@@ -132,7 +132,7 @@ def test_what_is_fit_to_learn_from(tiny, tiny_protocol, questions):
 @pytest.fixture
 def logs(tmp_path, monkeypatch):
     """Logs of the search and of `single`."""
-    monkeypatch.setattr("forage.extras.testtime.self_evolve.open_embedder", lambda card: WordEmbedder())
+    monkeypatch.setattr("forage.extras.testtime.self_evolve.open_embedder", lambda manifest: WordEmbedder())
     return OutcomeLog(tmp_path, "policy/best_of:8"), OutcomeLog(tmp_path, "policy/single")
 
 
@@ -145,7 +145,7 @@ def play(logs, tried, first, order):
 
 def kept_of(logs, tiny):
     out = logs[0].folder / "kept.jsonl"
-    select(*logs, tiny / "data", tiny / "policy", StorePlace(), out)
+    select(*logs, tiny / "data", tiny / "policy", StoreAddress(), out)
     return out
 
 

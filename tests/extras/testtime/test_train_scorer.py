@@ -87,7 +87,7 @@ def test_a_cut_episode_is_what_was_there_then(tiny_protocol):
     async def watched(agent, question, seed):
         builder = agent.begin(question, f"{question.id}/0")
         while not builder.stop:
-            await agent.step(builder, seed)
+            await agent.play_turn(builder, seed)
             states.append(builder.so_far(agent.protocol))
         return agent.finish(builder)
 
@@ -111,23 +111,23 @@ def episodes(tiny, tiny_protocol):
 
 @pytest.fixture
 def options(tiny, tmp_path, episodes, monkeypatch):
-    monkeypatch.setattr(train_scorer, "open_embedder", lambda card: WordEmbedder())
+    monkeypatch.setattr(train_scorer, "open_embedder", lambda manifest: WordEmbedder())
     append_episodes(tmp_path / "samples" / "a.jsonl", episodes)
     return Options((tmp_path / "samples",), tiny / "data", tiny / "policy", tmp_path / "scorer", held_out=0.3)
 
 
-def card_in(folder):
+def manifest_in(folder):
     return json.loads((folder / "scorer.json").read_text())
 
 
 def test_it_learns_what_is_better_and_says_how_often_it_is_right(options, tiny_protocol, tiny, capsys):
     main(options)
-    card = card_in(options.out)
-    assert card["questions"] == 4
-    assert (card["embedder"], card["options"]["seed"]) == ("words", 0)
-    assert set(card["accuracy"]) == {"finished", "going on"}
-    assert card["accuracy"]["finished"]["learned"] > 0.7
-    assert card["accuracy"]["going on"]["learned"] == 1  # what was found tells the two queries apart
+    manifest = manifest_in(options.out)
+    assert manifest["questions"] == 4
+    assert (manifest["embedder"], manifest["options"]["seed"]) == ("words", 0)
+    assert set(manifest["accuracy"]) == {"finished", "going on"}
+    assert manifest["accuracy"]["finished"]["learned"] > 0.7
+    assert manifest["accuracy"]["going on"]["learned"] == 1  # what was found tells the two queries apart
     assert "right on held-out pairs, finished: learned " in capsys.readouterr().out
     scorer = Preference.load(options.out, WordEmbedder())
     held_out = read_questions(tiny / "data" / "eval.jsonl")[0]

@@ -1,4 +1,4 @@
-"""The card of a store: its options and state in store.json, its fingerprint, and how an edit changes its files."""
+"""A store's manifest: its options and state in store.json, its fingerprint, and how an edit changes its files."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Kept:
         return True
 
 
-# The card
+# The manifest
 
 NO_EMBEDDER = "none"
 CHUNKS_FILE, ORIGINALS_FILE, BM25_FILE, VECTORS = "chunks.jsonl", "originals.jsonl", "bm25.npz", "chroma"
@@ -67,7 +67,7 @@ SAME_MODEL = 0.999  # the least product of the probe's vectors by one model on t
 
 
 @dataclass(frozen=True)
-class StoreCard:
+class StoreManifest:
     """store.json: what a store is made of."""
 
     complete: bool
@@ -88,37 +88,37 @@ class StoreCard:
     """Collections of other embedders, and where they are, that open handles may still ask for."""
 
 
-def write_card(path: Path, card: StoreCard) -> None:
-    write_manifest(path / "store.json", asdict(card))
+def write_store_manifest(path: Path, manifest: StoreManifest) -> None:
+    write_manifest(path / "store.json", asdict(manifest))
 
 
-def read_card(path: Path) -> StoreCard:
-    """The card of the store in folder `path`; refuses a folder without a store."""
-    card, way_out = path / "store.json", "delete the folder and build the store again"
+def read_store_manifest(path: Path) -> StoreManifest:
+    """The manifest of the store in folder `path`; refuses a folder without a store."""
+    manifest, way_out = path / "store.json", "delete the folder and build the store again"
     finish_edit(path)
-    if not card.exists():
+    if not manifest.exists():
         inner = (path / "store" / "store.json").exists()
         instead = f", but {path / 'store'} does; give that" if inner else "; make one with data_prep.py"
         raise UserError(f"{path} holds no document store (no store.json){instead}")
     try:
-        return card_of(read_manifest(card, way_out))
+        return manifest_of(read_manifest(manifest, way_out))
     except ValueError as error:
-        raise UserError(f"{card} is no store's card ({error}); {way_out}") from error
+        raise UserError(f"{manifest} is no store's manifest ({error}); {way_out}") from error
 
 
-def card_of(values: Mapping[str, Any]) -> StoreCard:
-    """The card from its JSON. Raises ValueError if that is none."""
-    return typed(StoreCard, values)
+def manifest_of(values: Mapping[str, Any]) -> StoreManifest:
+    """The manifest from its JSON. Raises ValueError if that is none."""
+    return typed(StoreManifest, values)
 
 
-def fingerprint_of(card: StoreCard, chunks: str) -> str:
+def fingerprint_of(manifest: StoreManifest, chunks: str) -> str:
     """Digest of what is searched and how it was built; `chunks` is the digest of chunks.jsonl."""
-    built = asdict(card.options)
+    built = asdict(manifest.options)
     del built["chroma_url"]  # where vectors are kept may differ between machines
-    return digest(f"{chunks} {built}{card.metadata}".encode())
+    return digest(f"{chunks} {built}{manifest.metadata}".encode())
 
 
-def check_place(path: Path) -> None:
+def check_address(path: Path) -> None:
     """Refuse to build in a folder where something else has the names of a store's parts."""
     there = [] if (path / "store.json").exists() else [name for name in PARTS if (path / name).exists()]
     if there:

@@ -1,4 +1,4 @@
-"""The card of a policy folder, model.json: which base it was made from, and how that base is loaded. No torch here."""
+"""What a policy folder's model.json says: which base it was made from, and how that base is loaded. No torch here."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ AGAIN = "make the policy again"
 
 
 @dataclass(frozen=True)
-class PolicyCard:
+class PolicyManifest:
     """One policy folder and its base."""
 
     folder: Path
@@ -33,34 +33,34 @@ class PolicyCard:
         return "" if self.quantized else self.full_base_digest
 
 
-def read_policy_card(folder: Path) -> PolicyCard:
-    """Read a folder's card; refuse a card that is missing or damaged, or whose base is gone."""
+def read_policy_manifest(folder: Path) -> PolicyManifest:
+    """Read a folder's model.json; refuse one that is missing or damaged, or whose base is gone."""
     path = folder / "model.json"
     if not path.is_file():
         raise UserError(f"{folder} has no model.json; make a policy with create_lora_model.py --output-dir {folder}")
-    card = read_manifest_as(PolicyCard, path, AGAIN, folder=folder)
-    base = str(folder / card.base) if card.quantized else card.base  # an absolute path stays as it is
-    if (card.quantized or Path(base).is_absolute()) and not Path(base).is_dir():
+    manifest = read_manifest_as(PolicyManifest, path, AGAIN, folder=folder)
+    base = str(folder / manifest.base) if manifest.quantized else manifest.base  # an absolute path stays as it is
+    if (manifest.quantized or Path(base).is_absolute()) and not Path(base).is_dir():
         raise UserError(f"{path} names the base {base}, which is gone; put it back, or write its new place there")
-    return replace(card, base=base)
+    return replace(manifest, base=base)
 
 
-def write_policy_card(card: PolicyCard, folder: Path) -> None:
-    """Write the card into its own folder, or into another folder of adapters for the same base.
+def write_policy_manifest(manifest: PolicyManifest, folder: Path) -> None:
+    """Write model.json into its own folder, or into another folder of adapters for the same base.
 
     A 4-bit base inside the folder is named relative to it, so that the folder can be moved; one outside, in full.
     """
-    base = card.base
-    if card.quantized:
+    base = manifest.base
+    if manifest.quantized:
         inner, outer = Path(base).resolve(), folder.resolve()
         base = str(inner.relative_to(outer) if inner.is_relative_to(outer) else inner)
-    fields = asdict(replace(card, base=base))
+    fields = asdict(replace(manifest, base=base))
     del fields["folder"]
     write_manifest(folder / "model.json", fields)
 
 
 def full_base_of(folder: Path) -> tuple[str, str]:
-    """The full-precision base that a folder's card names, and its digest; empty where there is no card."""
+    """The full-precision base that a folder's model.json names, and its digest; empty where there is none."""
     path = folder / "model.json"
     fields = read_manifest(path, AGAIN) if path.is_file() else {}
     return str(fields.get("full_base", "")), str(fields.get("full_base_digest", ""))
