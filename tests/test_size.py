@@ -20,27 +20,27 @@ from tests.road import make_start, measure, walk
 
 # folder: (tokens of its Python files, modules directly in it). A folder of forage/ holds those inside it.
 BUDGETS = {
-    "scripts": (9_870, 11),  # those in the root
-    "forage": (14_220, 14),  # the modules of forage/ itself
-    "forage/agent": (15_810, 12),
-    "forage/data": (16_190, 13),
-    "forage/engines": (11_250, 8),
-    "forage/evaluation": (12_280, 11),
-    "forage/extras": (46_980, 12),
-    "forage/grpo": (21_330, 14),
-    "forage/policy": (10_770, 11),
-    "forage/publishing": (3_240, 4),
-    "forage/rollout": (7_100, 7),
-    "forage/runs": (10_450, 10),
-    "forage/sft": (5_620, 6),
-    "forage/store": (12_510, 12),
-    "bench": (24_950, 16),
-    "tests": (259_830, 55),
+    "scripts": (9_850, 11),  # those in the root
+    "forage": (13_900, 12),  # the modules of forage/ itself
+    "forage/agent": (14_830, 9),
+    "forage/data": (16_050, 12),
+    "forage/engines": (10_980, 7),
+    "forage/evaluation": (11_940, 9),
+    "forage/extras": (45_340, 9),
+    "forage/grpo": (21_330, 12),
+    "forage/policy": (10_400, 10),
+    "forage/publishing": (3_190, 3),
+    "forage/rollout": (7_100, 5),
+    "forage/runs": (8_930, 6),
+    "forage/sft": (5_540, 4),
+    "forage/store": (12_430, 10),
+    "bench": (24_940, 16),
+    "tests": (245_230, 53),
 }
-ROAD = {"files": 70, "functions": 495, "lines": 4_475}
+ROAD = {"files": 60, "functions": 580, "lines": 5_180}  # a processor without bf16 units calls some others
 OPTIONS = {"grpo_train": 60}
 OTHER_SCRIPTS_OPTIONS = 45
-PAGES = 3_615  # lines of README.md, RESULTS.md, CHANGELOG.md and docs/
+PAGES = 2_975  # lines of README.md, RESULTS.md, CHANGELOG.md and docs/
 WAY_OUT = "cut, or raise the budget in tests/test_size.py in the same commit and say why in its message"
 LAYOUT = {
     tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER,
