@@ -24,8 +24,8 @@ LAYERS = [
 ]  # fmt: skip
 LEVEL = {folder: level for level, folders in enumerate(LAYERS) for folder in folders}
 SCRIPTS = {path.stem for path in ROOT.glob("*.py")}
-# Rooms of the core beside the road: what grpo_train.py can do without. They know the road, which does not know them.
-ROOMS = (
+# Packages of the core beside the road: what grpo_train.py can do without. They know the road, which does not know them.
+BESIDE = (
     "evaluate", "forage.evaluation", "forage.publishing", "forage.runs.page_data", "forage.runs.plots",
     "forage.runs.report", "forage.runs.trackers", "forage.sft",
 )  # fmt: skip
@@ -80,11 +80,11 @@ def reached_from(module):
     return found
 
 
-def test_the_road_knows_no_room_beside_it():
+def test_the_road_knows_nothing_beside_it():
     road = reached_from("grpo_train")
     assert len(road) > 40
-    in_rooms = {module for module in road if module.startswith((*ROOMS, "forage.extras"))}
-    assert in_rooms <= STILL_IMPORTED, {room: sorted(m for m in road if room in IMPORTS[m]) for room in in_rooms}
+    reached = {module for module in road if module.startswith((*BESIDE, "forage.extras"))}
+    assert reached <= STILL_IMPORTED, {name: sorted(m for m in road if name in IMPORTS[m]) for name in reached}
 
 
 @pytest.mark.parametrize("script", sorted(SCRIPTS))
