@@ -194,6 +194,14 @@ def faults(history: Sequence[StepStats], options: GuardOptions) -> Iterator[str]
     flat = history[-MAX_FLAT:]
     if len(flat) == MAX_FLAT and not any(stats.taught for stats in flat):
         yield f"in {MAX_FLAT} steps, there was nothing to learn from, as no two episodes of a question differed"
+    last = history[-WINDOW:]
+    for name, key, most in (
+        ("KL to the starting policy", "kl", MAX_KL),
+        ("KL of sampler to trainer", "mismatch_kl", options.max_mismatch),  # from the first step, if it is a wrong one
+    ):
+        values = [stats.training[key] for stats in last if key in stats.training]
+        if values and mean(values) > most:
+            yield f"{name} is {mean(values):.3g}, above {most:g}"
     if len(history) < WINDOW:
         return
     shares: dict[str, Callable[[StepStats], float]] = {
@@ -204,20 +212,12 @@ def faults(history: Sequence[StepStats], options: GuardOptions) -> Iterator[str]
         windows = means([figure(stats) for stats in history], WINDOW)
         if windows[-1] < MIN_SHARE * max(windows):
             yield f"{name} fell from {max(windows):.2f} to {windows[-1]:.2f}"
-    last = history[-WINDOW:]
     entropy = [stats.training["entropy"] for stats in last if "entropy" in stats.training]
     if entropy and mean(entropy) < MIN_ENTROPY:
         yield f"entropy fell to {mean(entropy):.4f} nats per token"
     gains = [stats.training["likelihood_gain"] for stats in last if "likelihood_gain" in stats.training]
     if gains and mean(gains) < -MAX_FALL:
         yield f"updates made what they reward less likely, by {-mean(gains):.2f} nats per token"
-    for name, key, most in (
-        ("KL to the starting policy", "kl", MAX_KL),
-        ("KL of sampler to trainer", "mismatch_kl", options.max_mismatch),
-    ):
-        values = [stats.training[key] for stats in last if key in stats.training]
-        if values and mean(values) > most:
-            yield f"{name} rose to {mean(values):.3g}"
 
 
 def means(values: Sequence[float], window: int) -> list[float]:

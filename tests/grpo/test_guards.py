@@ -37,8 +37,10 @@ def test_a_fall_counts_when_its_window_is_under_the_share_of_the_best():
 def test_entropy_kl_and_mismatch_have_bounds():
     assert fault([{"entropy": 0.001}] * 3) == "entropy fell to 0.0010 nats per token"
     assert fault([{"entropy": 0.1}] * 2 + [{"entropy": 0.001}]) == ""
-    assert fault([{"kl": 20.0}] * 3) == "KL to the starting policy rose to 20"
-    assert fault([{"mismatch_kl": 0.2}] * 3) == "KL of sampler to trainer rose to 0.2"
+    assert fault([{"kl": 20.0}] * 3) == "KL to the starting policy is 20, above 10"
+    assert fault([{"mismatch_kl": 0.2}] * 3) == "KL of sampler to trainer is 0.2, above 0.1"
+    assert fault([{"mismatch_kl": 2.26}]) == "KL of sampler to trainer is 2.26, above 0.1"  # a wrong engine at once
+    assert fault([{"mismatch_kl": 0.01}] * 2 + [{"mismatch_kl": 0.2}]) == ""  # one bad step is none: the mean is .07
     assert fault([{"entropy": 0.5, "kl": 0.1, "mismatch_kl": 1e-5}] * 9) == ""
 
 
