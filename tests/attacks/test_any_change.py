@@ -91,6 +91,7 @@ class Folder:
         self.source, self.place = source, place
         self.files = sorted(path.relative_to(source) for path in source.rglob("*") if self.wanted(path))
         self.right = self.read()
+        self.restore()  # reading a run goes on with it
 
     def wanted(self, path):
         return path.is_file() and path.stat().st_size and not path.name.startswith(".")
