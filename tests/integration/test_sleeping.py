@@ -72,7 +72,7 @@ def test_what_a_killed_trainer_left_asleep_is_woken_by_the_next_and_waited_for_b
         async with VLLMEngine(options_of(server, **more), sleeps=sleeps) as engine:
             return await engine.generate(GREEDY)
 
-    with pytest.raises(UserError, match=r"\(it is asleep\), so it can't be used"):
+    with pytest.raises(UserError, match="asleep until its trainer wakes it"):
         asyncio.run(run(False, patience=0.5))
     assert len(asyncio.run(run(True)).ids) > 1
     assert not says_that_it_sleeps(server)
