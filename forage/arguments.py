@@ -302,6 +302,14 @@ def imported(option: str, name: str) -> Any:
         raise UserError(f"{option} {name} can't be loaded: {type(error).__name__}: {first_line(error)}") from error
 
 
+def imported_class(option: str, name: str, kind: type[T], called: str) -> type[T]:
+    """The subclass of `kind`, which users know as `called`, that module:name names."""
+    found = imported(option, name)
+    if not (isinstance(found, type) and issubclass(found, kind)):
+        raise UserError(f"{option} {name} must be a subclass of {called}")
+    return found
+
+
 # Command lines: flags and a YAML file become a dataclass of options, help comes at once, each error is one line.
 
 CONFIG = "--config FILE reads any of the options from a YAML file, a line `max_steps: 100` each; flags win over it."

@@ -9,9 +9,8 @@ from dataclasses import replace
 
 import httpx
 
-from forage.arguments import imported
+from forage.arguments import imported_class
 from forage.engines.base import Engine, EngineOptions, Job
-from forage.errors import UserError
 from forage.policy.policy import check_length
 from forage.text import without_passwords
 
@@ -24,9 +23,8 @@ async def open_engine(options: EngineOptions, job: Job) -> AsyncIterator[Engine]
     """The engine that --engine names."""
     check_length(job.manifest, job.tokens)
     options = settled(with_key(options))
-    kind = imported("--engine", ENGINES.get(options.engine, options.engine))
-    if not (isinstance(kind, type) and issubclass(kind, Engine)):
-        raise UserError(f"--engine {options.engine} must be a subclass of forage.engines.base.Engine")
+    name = ENGINES.get(options.engine, options.engine)
+    kind = imported_class("--engine", name, Engine, "forage.engines.base.Engine")
     async with kind.open(options, job) as engine:
         yield engine
 

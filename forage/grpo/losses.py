@@ -259,7 +259,9 @@ def loss_terms(scored: ScoredBatch, options: LossOptions, totals: Totals) -> Los
     if scored.credits_BT is not None:
         advantages_BT = advantages_BT + _where(mask_BT, scored.credits_BT)
 
-    tokens = LossTokens(logprobs_BT, old_BT, advantages_BT, sequence_BT, lengths_N)
+    tokens = LossTokens(
+        logprobs_BT, old_BT, _exp(logprobs_BT - old_BT), advantages_BT, sequence_BT, lengths_N
+    )  # fmt: skip
     policy = loss_named(options.loss)(tokens, options)
     if not isinstance(policy, PolicyTerms) or policy.terms_BT.shape != mask_BT.shape:
         raise UserError(f"--loss {options.loss} must return PolicyTerms with a term for each token, (rows, tokens)")
@@ -269,7 +271,7 @@ def loss_terms(scored: ScoredBatch, options: LossOptions, totals: Totals) -> Los
         mask_BT,
         weights_BT=_token_weights(mask_BT, lengths_N[sequence_BT], options, totals),
         policy_terms=policy._replace(terms_BT=policy.terms_BT * correction_BT),
-        token_ratio_BT=tokens.ratio_BT(),
+        token_ratio_BT=tokens.ratio_BT,
         corrected_BT=corrected_BT,
         mismatch_BT=mismatch_BT,
         kl_BT=None if reference_BT is None else _k3(_where(mask_BT, reference_BT) - logprobs_BT),
@@ -284,15 +286,13 @@ class LossTokens(NamedTuple):
     """Log-probabilities by the policy in training, with their gradient."""
     old_BT: Tensor
     """The same at the start of the step."""
+    ratio_BT: Tensor
+    """The first over the second, as probabilities."""
     advantages_BT: Tensor
     sequence_BT: Tensor
     """Each token's episode, counted from 0."""
     lengths_N: Tensor
     """Sampled tokens of each episode."""
-
-    def ratio_BT(self) -> Tensor:
-        """The policy in training over the one at the start of the step."""
-        return _exp(self.logprobs_BT - self.old_BT)
 
     def episode_ratio_BT(self) -> Tensor:
         """At every token, its episode's ratio: the geometric mean of the tokens', https://arxiv.org/abs/2507.18071.
@@ -321,7 +321,7 @@ class PolicyTerms(NamedTuple):
 
 
 def clip(tokens: LossTokens, options: LossOptions) -> PolicyTerms:
-    return _clipped(tokens.ratio_BT(), tokens.advantages_BT, options)
+    return _clipped(tokens.ratio_BT, tokens.advantages_BT, options)
 
 
 def gspo(tokens: LossTokens, options: LossOptions) -> PolicyTerms:
@@ -329,7 +329,7 @@ def gspo(tokens: LossTokens, options: LossOptions) -> PolicyTerms:
 
 
 def cispo(tokens: LossTokens, options: LossOptions) -> PolicyTerms:
-    low, high, ratio_BT = 1 - options.clip_low, 1 + options.clip_high, tokens.ratio_BT()
+    low, high, ratio_BT = 1 - options.clip_low, 1 + options.clip_high, tokens.ratio_BT
     terms_BT = -ratio_BT.clamp(low, high).detach() * tokens.advantages_BT * tokens.logprobs_BT
     return PolicyTerms(terms_BT, ratio_BT, ratio_BT < low, ratio_BT > high)
 

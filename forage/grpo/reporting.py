@@ -22,7 +22,7 @@ from forage.engines.base import played_at
 from forage.grpo.losses import flat_groups
 from forage.grpo.options import GuardOptions, UpdateOptions
 from forage.grpo.players import Play
-from forage.grpo.resume import Run, tidy
+from forage.grpo.resume import Run
 from forage.grpo.update import TrainingBatch
 from forage.manifest import plain
 from forage.metrics import Interval
@@ -135,7 +135,6 @@ class Reports:
         run = self.run
         if not run.history:
             return
-        tidy(run.options, run.step)
         known = read_evaluations(run.options.run_dir)
         print(f"{adapter_path(run.options.run_dir, run.step)} is the result of {run.step} steps")
         if says := advice(run.history):

@@ -89,6 +89,7 @@ def train(
             with run.phases("checkpoint"):
                 learner.save(run_dir / "state", run.step, checkpoint_fields(run, fixed_options(options)))
             learner.first(end_step, run, plan, reports)
+        learner.first(tidy, options, run.step)  # the last evaluation came after the last step
         learner.first(reports.end, play)
 
 
@@ -145,7 +146,7 @@ def evaluate(run: Run, play: Play) -> None:
     options, learner = run.options, play.learner
     due = options.eval_every and (run.step % options.eval_every == 0 or run.step == options.max_steps)
     # The first process decides: when another one looks, the file may already hold what is to be played now.
-    if not learner.first(lambda: bool(due) and run.step not in evaluations_so_far(run)):
+    if not due or learner.first(lambda: run.step in evaluations_so_far(run)):
         return
     plan = plan_evaluation(run)
     learner.first(write_plan, options.run_dir, plan)

@@ -143,8 +143,8 @@ def unwritten(folder: Path, worker: str) -> Iterator[Path]:
 class RolloutView(Progress):
     """Counts episodes as they end."""
 
-    def __init__(self, title: str, total: int, *, shown: bool = True) -> None:
-        super().__init__(title, shown=shown)
+    def __init__(self, title: str, total: int) -> None:
+        super().__init__(title)
         self.total = total
         self.episodes: list[Episode] = []
         self.rewarded_episodes: list[Episode] = []

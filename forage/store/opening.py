@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
-from forage.arguments import imported
+from forage.arguments import imported_class
 from forage.data.records import Document
 from forage.errors import UserError
 from forage.manifest import file_digest
@@ -87,7 +87,4 @@ def retriever_of(name: str) -> type[DocumentStore]:
 
     if not name:
         return DocumentStore
-    found = imported("--retriever", name)
-    if not (isinstance(found, type) and issubclass(found, DocumentStore)):
-        raise UserError(f"--retriever {name} must be a subclass of document_store.DocumentStore")
-    return found
+    return imported_class("--retriever", name, DocumentStore, "document_store.DocumentStore")

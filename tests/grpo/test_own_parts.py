@@ -65,12 +65,14 @@ def test_a_run_with_them_is_not_resumed_after_their_file_changed(mine, tiny, tmp
 
 
 def test_an_engine_of_ones_own(mine, tiny):
-    async def sample():
+    async def sample(name="Parrot"):
         job = Job(read_policy_manifest(tiny / "policy"), 1, 64)
-        async with open_engine(EngineOptions(engine=f"{mine}:Parrot"), job) as engine:
+        async with open_engine(EngineOptions(engine=f"{mine}:{name}"), job) as engine:
             return await engine.generate(Request((5, 7), 1, ()))
 
     assert asyncio.run(sample()).ids == (7,)
+    with pytest.raises(UserError, match="halved must be a subclass"):
+        asyncio.run(sample("halved"))
 
 
 def test_what_is_of_another_shape_is_refused(tmp_path, monkeypatch):
