@@ -22,9 +22,9 @@ from tests.road import make_start, measure, walk
 BUDGETS = {
     "scripts": (9_850, 11),  # those in the root
     "forage": (13_960, 12),  # the modules of forage/ itself
-    "forage/agent": (14_830, 9),
+    "forage/agent": (14_840, 9),
     "forage/data": (16_050, 12),
-    "forage/engines": (10_960, 7),
+    "forage/engines": (10_980, 7),
     "forage/evaluation": (11_940, 9),
     "forage/extras": (45_340, 9),
     "forage/grpo": (21_310, 12),
@@ -35,7 +35,7 @@ BUDGETS = {
     "forage/sft": (5_540, 4),
     "forage/store": (12_400, 10),
     "bench": (24_940, 16),
-    "tests": (245_290, 53),
+    "tests": (245_460, 53),
 }
 ROAD = {"files": 60, "functions": 580, "lines": 5_180}  # a processor without bf16 units calls some others
 OPTIONS = {"grpo_train": 60}

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import random
 import time
 import zlib
@@ -96,7 +97,8 @@ class VLLMEngine(Engine):
         """Wait until every server answers; refuse servers of different models, and those that the probe refuses."""
         await self._find_base()
         for client in self._clients:
-            await self._patiently(client, self._ready, "can't be used", "if no trainer runs that wakes it, restart it")
+            way_out = "if no trainer runs that wakes it, restart it"
+            await self._patiently(client, self._ready, "can't be used", way_out, at_once=True)
             await self._patiently(client, self._probe, "can't be probed")
         return self
 
@@ -347,10 +349,11 @@ class VLLMEngine(Engine):
 
     async def _patiently(
         self, client: httpx.AsyncClient, action: Callable[[httpx.AsyncClient], Awaitable[T]], what: str,
-        way_out: str = "restart it",
+        way_out: str = "restart it", at_once: bool = False,
     ) -> T:  # fmt: skip
-        """Do something on a server, waiting if it is starting, and saying so every other minute."""
-        begun = said = time.monotonic()
+        """Do something on a server, waiting if it is starting, and saying so every other minute, or `at_once` too."""
+        begun = time.monotonic()
+        said = -math.inf if at_once else begun
         while True:
             beat()
             try:

@@ -160,6 +160,14 @@ def test_two_trainers_on_one_server_are_refused(fake, adapter):
 # Others that use the server
 
 
+def test_a_server_that_sleeps_is_named_at_once(fake, capsys):
+    fake.asleep = True
+    with pytest.raises(UserError, match="asleep until its trainer wakes it"):
+        with_engine(slept, fake, sleeps=False, patience=1.2)
+    [line] = capsys.readouterr().out.splitlines()
+    assert line.startswith(f"waiting for {fake.url} for 0 s now (asleep until its trainer wakes it")
+
+
 def test_their_requests_wait_and_are_answered_after_it_wakes(fake, adapter):
     async def act(engine):
         await engine.load_adapter("run-v000001", adapter)
