@@ -181,7 +181,7 @@ def append_episodes(path: Path, episodes: Iterable[Episode]) -> None:
 def read_episodes(path: Path) -> Iterator[Episode]:
     """Episodes of a .jsonl or .jsonl.gz; the name of a .jsonl that was compressed since will do.
 
-    A cut-off last line is skipped; a broken line before it is an error, as is a hole of zero bytes that a power cut left.
+    A cut-off last line is skipped; a broken line before it is an error, as is a hole of zeros that a power cut left.
     """
     packed = path.with_name(f"{path.name}.gz")
     yield from read_on(packed if packed.exists() else path, FilePosition(), growing=False)[0]
