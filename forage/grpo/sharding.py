@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -34,15 +34,12 @@ from forage.processes import (
     Sharding,
     all_gather,
     all_reduced,
-    broadcast,
     check_sharding,
     process_device,
     rank,
     wait_for_all,
     world,
 )
-
-OPERATIONS: dict[str, Literal["max", "min"]] = {"max": "max", "min": "min"}  # by the suffix of a figure's name
 
 
 class GatheredState:
@@ -145,7 +142,7 @@ class ShardedLearner(Learner):
     def publish(self, folder: Path, version: int) -> Path:
         weights = self._full_weights()
         if self.rank == 0:
-            publish_adapter(_PolicyWithWeights(self.policy, weights), folder, version)
+            publish_adapter(self.policy, folder, version, state_dict=weights)
         wait_for_all()
         return adapter_path(folder, version)
 
@@ -171,7 +168,9 @@ class ShardedLearner(Learner):
         if self.rank == 0:
             older = list(folder.glob("random-*.safetensors"))
             folder.mkdir(parents=True, exist_ok=True)
-            _save_atomically(random, path := _random_path(folder, step))
+            path = _random_path(folder, step)
+            with replacing(path) as file:
+                file.buffer.write(save(random))
             save_checkpoint(folder, step, gathered, gathered.optimizer, extra)
             for other in set(older) - {path}:
                 other.unlink()
@@ -190,7 +189,7 @@ class ShardedLearner(Learner):
         own = {"cpu": torch.get_rng_state()}
         if self.device.type == "cuda":
             own["cuda"] = torch.cuda.get_rng_state(self.device)
-        all_states = self.all_gather(own)
+        all_states = all_gather(own)
         return {f"{rank}.{name}": state for rank, states in enumerate(all_states) for name, state in states.items()}
 
     def _set_random(self, path: Path) -> None:
@@ -207,18 +206,13 @@ class ShardedLearner(Learner):
     def sums(self, values: dict[str, Tensor]) -> dict[str, Tensor]:
         summed = {}
         for name, value in sorted(values.items()):
-            operation: Literal["sum", "max", "min"] = OPERATIONS.get(name.rpartition("_")[2], "sum")
+            suffix = name.rpartition("_")[2]
+            operation = suffix if suffix in ("max", "min") else "sum"
             own = value.to(self.device)
             if operation == "sum" and self.rank % self.sequence_parallel:
                 own = torch.zeros_like(own)  # processes that share rows all have the same figures, which count once
             summed[name] = all_reduced(own, operation)
         return {name: summed[name] for name in values}
-
-    def broadcast(self, value: Any) -> Any:
-        return broadcast(value)
-
-    def all_gather(self, value: Any) -> list[Any]:
-        return all_gather(value)
 
     def shard(self, items: Iterable[Any]) -> list[Any]:
         """This process's micro-batches; all processes get the same number, padded with an empty one if need be.
@@ -231,23 +225,8 @@ class ShardedLearner(Learner):
         return batches[self.rank // self.sequence_parallel :: shares]
 
 
-class _PolicyWithWeights:
-    """Stands in for a policy when an adapter is published: its save_pretrained writes the given weights."""
-
-    def __init__(self, policy: Any, weights: dict[str, Tensor]) -> None:
-        self.policy, self.weights = policy, weights
-
-    def save_pretrained(self, folder: Path, **options: Any) -> None:
-        self.policy.save_pretrained(folder, state_dict=self.weights, **options)
-
-
 def _random_path(folder: Path, step: int) -> Path:
     return folder / f"random-{step:06d}.safetensors"
-
-
-def _save_atomically(tensors: dict[str, Tensor], path: Path) -> None:
-    with replacing(path) as file:
-        file.buffer.write(save(tensors))
 
 
 # Lockstep: processes that share a policy must all pass through the same layers equally often

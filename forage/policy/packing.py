@@ -321,15 +321,6 @@ def _rows(rows: Sequence[Sequence[int]]) -> Tensor:
 # Out of memory
 
 
-class OutOfMemory(UserError):
-    """Memory ran out, and this process can't go on."""
-
-    def __init__(self, message: str, budget: int) -> None:
-        super().__init__(message)
-        self.budget = budget
-        """Tokens of a micro-batch that another start should take."""
-
-
 @dataclass
 class Budget:
     """The most tokens of a micro-batch."""
@@ -353,12 +344,11 @@ class Budget:
                 lower = max(self.tokens // 2, longest)
                 fewer = lower < self.tokens
                 if not (fewer and can_start_over):
-                    goes_on = f"; re-run the same command to go on with {lower}" if fewer else ""
-                    less = "a lower --token-budget, " if fewer else ""
-                    raise OutOfMemory(
-                        f"out of memory with micro-batches of {self.tokens} tokens ({first_line(error)}){goes_on}; "
-                        f"give {less}--gradient-checkpointing, or shorter episodes (--max-tokens)",
-                        lower,
+                    less = f"--token-budget {lower}, " if fewer else ""
+                    raise UserError(
+                        f"out of memory with micro-batches of {self.tokens} tokens ({first_line(error)}); give {less}"
+                        "--gradient-checkpointing, or shorter episodes (--max-tokens), and re-run to resume (in .env: "
+                        "TRAIN_ARGS)"
                     ) from error
             drop_gradients()
             torch.cuda.empty_cache()
