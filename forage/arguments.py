@@ -314,14 +314,7 @@ def imported_class(option: str, name: str, kind: type[T], called: str) -> type[T
 
 CONFIG = "--config FILE reads any of the options from a YAML file, a line `max_steps: 100` each; flags win over it."
 # Errors of a full or unwritable disk, from Python itself and through safetensors.
-UNWRITABLE = {
-    errno.ENOSPC: "no space left on it; free some",
-    errno.EDQUOT: "its quota is used up; free some space",
-    errno.EROFS: "it is mounted read-only; mount it writable",
-    errno.EACCES: "this user may not write there; change its owner",
-    errno.EEXIST: "a file is where a folder is to be; move it away",
-    errno.ENOTDIR: "a file is where a folder is to be; move it away",
-}
+UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EEXIST, errno.ENOTDIR)
 
 
 def run_script(
@@ -355,7 +348,8 @@ def run_script(
         if error.errno not in UNWRITABLE:
             raise
         where = error.filename or "the disk"
-        sys.exit(f"error: {one_line(str(where))}: {UNWRITABLE[error.errno]}, then re-run the same command to resume")
+        why = os.strerror(error.errno)
+        sys.exit(f"error: {one_line(str(where))}: {why}; mend that, then re-run the same command to resume")
     except KeyboardInterrupt as stop:
         sys.stderr.write("stopped; re-run the same command to resume\n" if resumes else "stopped\n")
         sys.exit(128 + (signal.SIGTERM if isinstance(stop, Terminated) else signal.SIGINT))

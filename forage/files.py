@@ -183,18 +183,13 @@ def create_once(path: Path, text: str) -> bool:
     except OSError as error:
         if error.errno not in NO_LINKS:
             raise
-        return _create_in_place(path, text)
+        try:
+            with path.open("x", encoding="utf-8") as file:
+                file.write(text)
+        except FileExistsError:
+            return False
     finally:
         os.unlink(partial)
-    return True
-
-
-def _create_in_place(path: Path, text: str) -> bool:
-    try:
-        with path.open("x", encoding="utf-8") as file:
-            file.write(text)
-    except FileExistsError:
-        return False
     return True
 
 

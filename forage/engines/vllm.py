@@ -265,7 +265,17 @@ class VLLMEngine(Engine):
             await self._patiently(client, lambda each: self._put(each, asleep=True), "can't be put to sleep")
 
     async def _check_sleep_mode(self, client: httpx.AsyncClient) -> None:
-        if not has_sleep_mode(await self._call(client, "GET", CONFIGURATION), client):
+        answer = await self._call(client, "GET", CONFIGURATION)
+        try:
+            configuration = from_json(answer.content)
+            on = answer.status_code != 404 and configuration["vllm_config"]["model_config"]["enable_sleep_mode"]
+        except ValueError as error:  # a proxy's page, for one
+            raise UnreadyError(f"status {answer.status_code}, but no configuration") from error
+        except (KeyError, TypeError) as error:
+            raise UserError(
+                f"{client.base_url} does not say if it has sleep mode; is its version supported?"
+            ) from error
+        if not on:
             raise without_sleep_mode(client)
 
     async def _sleep(self, client: httpx.AsyncClient) -> None:
@@ -379,20 +389,6 @@ def login_of(url: str) -> tuple[str, str] | None:
 def address(url: httpx.URL) -> str:
     """Host, port and path. Example: http://gpu1:8100/ gives gpu1:8100."""
     return f"{url.netloc.decode()}{url.path}".rstrip("/")
-
-
-def has_sleep_mode(answer: httpx.Response, client: httpx.AsyncClient) -> bool:
-    """What a server's configuration says of --enable-sleep-mode."""
-    if answer.status_code == 404:
-        return False
-    try:
-        configuration = from_json(answer.content)
-    except ValueError as error:  # a proxy's page, for one
-        raise UnreadyError(f"status {answer.status_code}, but no configuration") from error
-    try:
-        return bool(configuration["vllm_config"]["model_config"]["enable_sleep_mode"])
-    except (KeyError, TypeError) as error:
-        raise UserError(f"{client.base_url} does not say if it has sleep mode; is its version supported?") from error
 
 
 def without_sleep_mode(client: httpx.AsyncClient) -> UserError:

@@ -20,7 +20,7 @@ from forage.agent.episode import Episode
 from forage.agent.rewards import names_of_rewards
 from forage.engines.base import played_at
 from forage.grpo.losses import flat_groups
-from forage.grpo.options import GuardOptions, UpdateOptions
+from forage.grpo.options import GuardOptions
 from forage.grpo.players import Play
 from forage.grpo.resume import Run
 from forage.grpo.update import TrainingBatch
@@ -47,7 +47,8 @@ def collect(run: Run, plan: Plan, batch: TrainingBatch, training: Mapping[str, f
     episodes = batch.episodes
     rewards: dict[str, list[float | None]] = {"overall": list(batch.means_N.tolist())}
     rewards |= {name: [episode.rewards.get(name) for episode in episodes] for name in names_of_rewards(episodes)}
-    if learns_from_another(run.options.update):
+    update = run.options.update
+    if update.combine != "uniform" or update.overlong == "punish":  # it learns from another than the weighted mean
         rewards[AS_TRAINED] = list(batch.combined_N.tolist())
     return StepStats(
         step=run.step,
@@ -84,11 +85,6 @@ def flat_counts(rewards: Mapping[str, Sequence[float | None]], groups: Sequence[
 def counted(names: Iterable[str]) -> dict[str, int]:
     """How often each name occurs. Example: "b", "", "a", "b" gives {"a": 1, "b": 2}."""
     return dict(sorted(Counter(filter(None, names)).items()))
-
-
-def learns_from_another(options: UpdateOptions) -> bool:
-    """Whether training learns from another reward than the weighted mean."""
-    return options.combine != "uniform" or options.overlong == "punish"
 
 
 def waited(episodes: Sequence[Episode]) -> dict[str, float]:
