@@ -212,14 +212,10 @@ def serve_http(command: Serve, live: Live) -> None:
     try:
         listening = socket.create_server((command.host, command.port))
     except OSError as error:
-        raise cant_listen(command, error) from error
+        why = (error.strerror or str(error)).partition(" (")[0]  # Python adds the address in brackets
+        raise UserError(f"can't listen on {command.host}:{command.port} ({why}); choose another --port") from error
     print(f"serving {command.store} on http://{command.host}:{listening.getsockname()[1]}{path}", flush=True)
     server_of(app).run([listening])
-
-
-def cant_listen(command: Serve, error: OSError) -> UserError:
-    why = (error.strerror or str(error)).partition(" (")[0]  # Python adds the address in brackets
-    return UserError(f"can't listen on {command.host}:{command.port} ({why}); choose another --port")
 
 
 if __name__ == "__main__":

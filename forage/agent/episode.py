@@ -205,22 +205,18 @@ def read_on(path: Path, place: FilePosition, *, growing: bool = True) -> tuple[l
     with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
         file.seek(place.end)
         episodes, end, number = [], place.end, place.lines
-        for line in _lines(file, path):
-            if not line.endswith(b"\n") or (growing and b"\0" in line):
-                break
-            end, number = end + len(line), number + 1
-            try:
-                episodes.append(from_json(line))
-            except ValueError as error:
-                raise UserError(f"{path}:{number}: not an episode ({error}); delete that line") from error
+        try:
+            for line in file:
+                if not line.endswith(b"\n") or (growing and b"\0" in line):
+                    break
+                end, number = end + len(line), number + 1
+                try:
+                    episodes.append(from_json(line))
+                except ValueError as error:
+                    raise UserError(f"{path}:{number}: not an episode ({error}); delete that line") from error
+        except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+            raise UserError(f"{path} is damaged ({error}); delete it, or put a copy in its place") from error
     return episodes, FilePosition(end, number)
-
-
-def _lines(file: Iterable[bytes], path: Path) -> Iterator[bytes]:
-    try:
-        yield from file
-    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise UserError(f"{path} is damaged ({error}); delete it, or put a copy in its place") from error
 
 
 # Files of a folder: plain while they are written, compressed once their step is finished

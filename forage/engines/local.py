@@ -103,13 +103,7 @@ class Prefill:
     end: int
 
     def attend(self, query: Tensor, keys: Tensor, values: Tensor, scale: float, window: int) -> Tensor:
-        if query.is_cuda:
-            return self.attend_on_gpu(query, keys, values, scale, window)
-        seen = self.seen(window, query.device)
-        return scaled_dot_product_attention(query, keys, values, attn_mask=seen, scale=scale, enable_gqa=True)
-
-    def attend_on_gpu(self, query: Tensor, keys: Tensor, values: Tensor, scale: float, window: int) -> Tensor:
-        """The same without a mask beside shared heads, for which CUDA has only a kernel that holds all scores."""
+        """Without a mask beside shared heads, for which CUDA has only a kernel that holds all scores."""
         if self.start == 0 and self.end <= window:
             return scaled_dot_product_attention(query, keys, values, is_causal=True, scale=scale, enable_gqa=True)
         repeats = query.shape[1] // keys.shape[1]
@@ -354,8 +348,6 @@ class LocalEngine(Engine):
     # Sampling
 
     async def generate(self, request: Request) -> Sample:
-        if request.sampling.top_p < 1 or request.sampling.top_k:
-            raise UserError("--top-p and --top-k need a vLLM server; sampling in this process draws from all tokens")
         if request.adapter not in ("", self.adapter):
             raise EngineError(f"episode {request.episode} began with adapter {request.adapter}, not {self.adapter}")
         future: asyncio.Future[Sample] = asyncio.get_running_loop().create_future()

@@ -256,14 +256,6 @@ class VLLMEngine(Engine):
         for client in self._clients if self.sleeps else ():
             await self._patiently(client, self._resume, "can't be woken", "free memory on its GPU, or restart it")
 
-    async def fall_asleep(self) -> None:
-        """Put every server to sleep before anything is played, once all are up and none is refused."""
-        await self._find_base()
-        for client in self._clients:
-            await self._patiently(client, self._check_sleep_mode, "can't say how it was started")
-        for client in self._clients:
-            await self._patiently(client, lambda each: self._put(each, asleep=True), "can't be put to sleep")
-
     async def _check_sleep_mode(self, client: httpx.AsyncClient) -> None:
         answer = await self._call(client, "GET", CONFIGURATION)
         try:
@@ -409,12 +401,3 @@ def alike(one: Sample, other: Sample) -> bool:
     A GPU adds some sums in an order that changes from run to run, which may turn a later token into another.
     """
     return one.ids[:1] == other.ids[:1] and abs(one.logprobs[0] - other.logprobs[0]) < ROUNDING
-
-
-async def fall_asleep(options: EngineOptions, wanted: Wanted | None = None) -> None:
-    """Put the servers to sleep before a policy is loaded on their GPU, so that the room for it can be measured."""
-    engine = VLLMEngine(options, wanted, sleeps=True)
-    try:
-        await engine.fall_asleep()
-    finally:
-        await engine.close()

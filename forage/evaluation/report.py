@@ -271,11 +271,8 @@ def per_question(systems: Sequence[SystemScores], questions: Sequence[Question])
 
 
 def say_missing(systems: Sequence[SystemScores]) -> None:
-    """Print which scores some of the questions don't have, and of which systems, where only some lack them."""
+    """Print which scores some of the questions don't have of every system."""
     for name in systems[0].arrays:
-        counts = {system.name: int(np.isnan(system.arrays[name]).sum()) for system in systems}
         gaps_Q = np.isnan(np.array([system.arrays[name] for system in systems])).any(axis=0)
         if missing := int(gaps_Q.sum()):
-            lacking = ", ".join(f"{system} lacks {count}" for system, count in counts.items() if count)
-            some = f" of every system ({lacking})" if min(counts.values()) < missing else ""
-            say(f"{missing} of {len(gaps_Q)} questions have no {name}{some}: left out of its means")
+            say(f"{missing} of {len(gaps_Q)} questions have no {name} of every system: left out of its means")

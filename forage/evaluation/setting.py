@@ -18,7 +18,6 @@ from forage.agent.options import (
     AgentSettings,
     SearchOptions,
     difference,
-    quoted,
     read_agent,
     same_settings,
     write_agent,
@@ -36,7 +35,7 @@ from forage.data.chunking import Chunk
 from forage.data.collection import read_qrels
 from forage.data.records import Question, read_answerable
 from forage.engines.base import Engine
-from forage.errors import UserError, flag
+from forage.errors import UserError
 from forage.evaluation.measures import Grades, grades_of
 from forage.evaluation.options import FREE, MANIFEST, EvaluationOptions
 from forage.files import in_turn, make_folder
@@ -176,9 +175,9 @@ def open_setting(options: EvaluationOptions, make_rewards: MakeRewards) -> Setti
     if options.scorer and options.learned:  # by which scorer the learned systems choose, once one of them is played
         now["scorer"] = file_digest(options.scorer / "scorer.json")
     make_folder(out)
-    if (out / AGENT_FILE).exists() and (name := difference(was := read_agent(out), agent)):
-        words = f"{flag(name)} {quoted(getattr(was, name))}, not {quoted(getattr(agent, name))}"
-        raise UserError(f"{out} was begun with {words}; give that, or {WAY_OUT}")
+    if (out / AGENT_FILE).exists() and (differs := difference(read_agent(out), agent)):
+        option, was, now_given = differs
+        raise UserError(f"{out} was begun with {option} {was}, not {now_given}; give that, or {WAY_OUT}")
     agree_on(out, now)
     write_agent(agent, out)
     store = open_address(options.address, options.data)

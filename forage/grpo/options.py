@@ -65,10 +65,6 @@ class UpdateOptions:
     loss: LossOptions = field(default_factory=LossOptions)
     optimizer: OptimizerOptions = field(default_factory=OptimizerOptions)
     memory: MemoryOptions = field(default_factory=MemoryOptions)
-    warmup_steps: int = 0
-    """Steps over which the learning rate rises to its peak; 0: none."""
-    schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """Learning rate after the warm-up. linear and cosine fall to 0 at --max-steps."""
     epochs: int = 1
     """Updates made from each step's episodes."""
     combine: Method = "uniform"

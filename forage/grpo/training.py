@@ -32,7 +32,7 @@ from forage.grpo.resume import (
     write_plans,
 )
 from forage.grpo.sharding import ShardedLearner
-from forage.grpo.update import UpdateContext, learning_rate, prepare, update
+from forage.grpo.update import UpdateContext, prepare, update
 from forage.metrics import bootstrapped
 from forage.policy.adapters import adapter_path, versions, weights_digest, whole_digest
 from forage.policy.logprobs import unsharable
@@ -69,7 +69,7 @@ def train(
             play.sleep(run.phases)
             replaces_flat = options.replace_flat > 0
             batch = prepare(episodes, options.update, manifest.weights, max_tokens, replaces_flat=replaces_flat)
-            rate = learning_rate(run.step, options.update, options.max_steps)
+            rate = options.update.optimizer.learning_rate
             context = UpdateContext(options.update, rate, options.rollout.temperature, shared, run.phases)
             # Makes dropout the same however often the run was killed, whether its episodes were played or read again.
             torch.manual_seed((options.rollout.seed * 1_000_003 + run.step) * learner.world + learner.rank)

@@ -300,18 +300,3 @@ def learn_part(
     with context.phases("backward"):
         learner.backward(loss, last=last)
     return sums
-
-
-def learning_rate(step: int, options: UpdateOptions, max_steps: int) -> float:
-    """The learning rate of a step.
-
-    Example: linear with 4 warm-up steps of 12: 1/4, 2/4, 3/4 and 4/4 of the full rate, then 8/8, 7/8, ..., 1/8.
-    """
-    if step < options.warmup_steps:
-        return options.optimizer.learning_rate * (step + 1) / options.warmup_steps
-    if options.schedule == "constant":
-        return options.optimizer.learning_rate
-    done = (step - options.warmup_steps) / max(1, max_steps - options.warmup_steps)
-    return options.optimizer.learning_rate * (
-        1 - done if options.schedule == "linear" else (1 + math.cos(math.pi * done)) / 2
-    )

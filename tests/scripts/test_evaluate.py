@@ -268,7 +268,7 @@ def test_the_users_own_rewards_are_measured(tiny, tmp_path, capsys):
     ]  # fmt: skip
     assert second["mrr"]["mean"] == 1
     assert first["odd"]["mean"] == 0.5  # of the two questions that have it
-    assert "4 of 6 questions have no odd: left out of its means" in capsys.readouterr().out
+    assert "4 of 6 questions have no odd of every system: left out of its means" in capsys.readouterr().out
     assert set(whole["rewards"]) == {"brief", "mrr", "rouge_l", "odd"}
 
 
@@ -364,6 +364,6 @@ def test_means_are_over_the_questions_that_all_systems_have(capsys):
     assert systems[0].arrays["judge"].tolist() == judged["a/first"]  # as in per_question.jsonl
     say_missing(systems)
     assert capsys.readouterr().out.splitlines() == [
-        "3 of 4 questions have no judge of every system (a/second lacks 3, a/third lacks 2): left out of its means",
-        "1 of 4 questions have no odd: left out of its means",
+        "3 of 4 questions have no judge of every system: left out of its means",
+        "1 of 4 questions have no odd of every system: left out of its means",
     ]

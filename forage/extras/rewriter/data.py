@@ -153,7 +153,12 @@ def origins(options: Options, model: str) -> dict[str, Any]:
 def open_search(options: Options, texts: Mapping[str, str]) -> Search:
     """Find the best documents for each query: the best k, or more where the reward looks at more."""
     if options.store:
-        store = store_with(StoreAddress(options.store, options.retriever), options.data, texts)
+        store = open_address(StoreAddress(options.store, options.retriever), options.data)
+        if isinstance(store, DocumentStore) and (missing := texts.keys() - store.chunk_by_id.keys()):
+            raise UserError(
+                f"--store {options.store} lacks {len(missing)} of the {len(texts)} documents of {options.data}; give "
+                "the store that --data was prepared with"
+            )
     else:
         store = word_store(options.data, texts)
 
@@ -162,17 +167,6 @@ def open_search(options: Options, texts: Mapping[str, str]) -> Search:
         return [[hit.chunk_id if options.store else hit.doc_id for hit in found] for found in hits]
 
     return search
-
-
-def store_with(address: StoreAddress, folder: Path, texts: Mapping[str, str]) -> Store:
-    """--store, whose chunks are the documents; of a server that isn't known."""
-    store = open_address(address, folder)
-    if isinstance(store, DocumentStore) and (missing := texts.keys() - store.chunk_by_id.keys()):
-        raise UserError(
-            f"--store {address.store} lacks {len(missing)} of the {len(texts)} documents of {folder}; give the store "
-            "that --data was prepared with"
-        )
-    return store
 
 
 def word_store(folder: Path, texts: Mapping[str, str]) -> Store:
