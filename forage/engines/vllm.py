@@ -312,8 +312,6 @@ class VLLMEngine(Engine):
             asleep: Any = from_json(answer.content)["is_sleeping"]
         except (ValueError, KeyError, TypeError):
             asleep = None
-        if self.sleeps and answer.status_code == 404:
-            raise without_sleep_mode(client)
         if self.sleeps and not isinstance(asleep, bool):
             raise UnreadyError(f"status {answer.status_code}, but no word on whether it sleeps")
         return asleep is True  # most servers lack the route

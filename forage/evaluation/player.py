@@ -86,9 +86,8 @@ async def play_system(strategy: Strategy, agent: Agent, log: OutcomeLog, setting
         started = time.perf_counter()
         try:
             outcome = await strategy(agent, questions[name], options.seed)
-            for episode in outcome.tried:
-                if episode.stop == "engine":  # which says nothing about the policy
-                    raise EngineError(episode.cause)
+            if causes := [episode.cause for episode in outcome.tried if episode.stop == "engine"]:
+                raise EngineError(causes[0])  # which says nothing about the policy
         except EngineError as error:
             cause = str(error) or type(error).__name__
             raise UserError(f"{log.name}, {name}: {cause}; start it, then re-run the same command to resume") from error

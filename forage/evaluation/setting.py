@@ -16,7 +16,6 @@ from typing import Any
 from forage.agent.options import (
     AGENT_FILE,
     AgentSettings,
-    SearchOptions,
     difference,
     read_agent,
     same_settings,
@@ -78,15 +77,6 @@ def find_policy(name: str, source: str, version: str) -> Policy:
         return Policy(name, folder, read_policy_manifest(folder), undamaged(adapter))
     base = resolve_model(source)
     return Policy(name, folder, PolicyManifest(folder, base, base, quantized=False), None)
-
-
-def settle_agent(search: SearchOptions, policies: Sequence[Policy]) -> AgentSettings:
-    """How all the policies play, as their agent.json says; a difference is an error.
-
-    A plain model has no agent.json: it plays as the first policy that has one.
-    """
-    folders = [policy.folder for policy in policies]
-    return same_settings([(policy.name, search.settle(policy.folder, *folders)) for policy in policies])
 
 
 async def load_adapter(engine: Engine, policy: Policy) -> None:
@@ -159,7 +149,9 @@ def open_setting(options: EvaluationOptions, make_rewards: MakeRewards) -> Setti
     questions, out, before = choose_questions(options), options.output_dir, recorded(options.output_dir)
     adapters, qrels = before.get("adapters", {}), options.data / "qrels" / f"{options.split}.tsv"
     policies = [find_policy(name, source, adapters.get(name, "")) for name, source in options.sources.items()]
-    agent = settle_agent(options.search, policies)
+    # As their agent.json says. A plain model has none: it plays as the first policy that has one.
+    folders = [policy.folder for policy in policies]
+    agent = same_settings([(policy.name, options.search.settle(policy.folder, *folders)) for policy in policies])
     manifest, fingerprint = manifest_at(options.address, options.data)
     embedder = open_embedder(manifest, before.get("embedder", ""))
     now = {

@@ -184,11 +184,6 @@ class TrainOptions:
         if world() > 1:
             raise UserError("--vllm-sleep is for one GPU; start one process, or leave it out")
 
-    @property
-    def prompts_shared(self) -> bool:
-        """Whether what episodes begin with in common, such as their prompt, is computed only once."""
-        return self.sequence_parallel == 1
-
 
 # Options that may change when a run is resumed; with any other change it would be another run.
 FREE = (

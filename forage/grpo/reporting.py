@@ -67,7 +67,9 @@ def collect(run: Run, plan: Plan, batch: TrainingBatch, training: Mapping[str, f
         flat_by_reward=flat_counts(rewards, [episode.question_id for episode in episodes]),
         notes=[f"{name} is {value}" for name, value in training.items() if not math.isfinite(value)],
         seconds=run.phases.take() | waited(episodes),
-        memory_gib=peak_memory(),
+        memory_gib=torch.cuda.max_memory_allocated() / 2**30
+        if torch.cuda.is_available()
+        else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,
         workers={} if run.options.rollouts == "own" else counted(episode.worker for episode in episodes),
         servers=counted(episode.server for episode in episodes),
     )
@@ -104,13 +106,6 @@ def figures_of(episodes: Sequence[Episode]) -> EpisodeFigures:
         "sampled_tokens": sum(e.sampled for e in episodes) / count,
         "tokens": sum(len(e.ids) for e in episodes) / count,
     }
-
-
-def peak_memory() -> float:
-    """GiB at the peak: of the GPU if there is one, else of this process."""
-    if torch.cuda.is_available():
-        return torch.cuda.max_memory_allocated() / 2**30
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
 
 
 class Reports:

@@ -274,7 +274,11 @@ def tidy(options: TrainOptions, step: int) -> None:
     there, evaluated = versions(options.run_dir), read_evaluations(options.run_dir)
     for version in set(there) - kept_versions(there, options, evaluated):
         remove_folder(adapter_path(options.run_dir, version))
-    compress_episodes(options.run_dir, step, evaluated)
+    # Looking into every step's folder after each step would make a run of thousands of steps wait for its file system.
+    for number in range(max(0, step - RECENT), step + 1):
+        done = [f"{number:06d}"] * (number < step) + [f"{number:06d}-eval"] * (number in evaluated)
+        for path in [path for name in done for path in (options.run_dir / "episodes" / name).glob("*.jsonl")]:
+            compress(path)
 
 
 def kept_versions(there: Iterable[int], options: TrainOptions, evaluated: Collection[int]) -> set[int]:
@@ -288,14 +292,3 @@ def kept_versions(there: Iterable[int], options: TrainOptions, evaluated: Collec
         return set(ordered)
     last = max(options.keep_adapters, options.guard.rollback_steps + 1, options.max_staleness + 2)
     return {*ordered[:1], *ordered[-last:], *(version for version in ordered if version in evaluated)}
-
-
-def compress_episodes(run_dir: Path, step: int, evaluated: Collection[int]) -> None:
-    """Compress the episodes of the last few steps before this one, and of their evaluations.
-
-    Looking into every step's folder after each step would make a run of thousands of steps wait for its file system.
-    """
-    for number in range(max(0, step - RECENT), step + 1):
-        done = [f"{number:06d}"] * (number < step) + [f"{number:06d}-eval"] * (number in evaluated)
-        for path in [path for name in done for path in (run_dir / "episodes" / name).glob("*.jsonl")]:
-            compress(path)

@@ -164,7 +164,12 @@ class ShardedLearner(Learner):
 
     def save(self, folder: Path, step: int, extra: Any) -> None:
         gathered = GatheredState(self.names, self.strategy.gather(), self.strategy.updates())
-        random = self._gathered_random()
+        # Every process's random state, as each draws its own; forage.policy.checkpoint saves only one.
+        own = {"cpu": torch.get_rng_state()}
+        if self.device.type == "cuda":
+            own["cuda"] = torch.cuda.get_rng_state(self.device)
+        states = enumerate(all_gather(own))
+        random = {f"{rank}.{name}": state for rank, parts in states for name, state in parts.items()}
         if self.rank == 0:
             older = list(folder.glob("random-*.safetensors"))
             folder.mkdir(parents=True, exist_ok=True)
@@ -183,14 +188,6 @@ class ShardedLearner(Learner):
             self.strategy.scatter(gathered.values(), gathered.updates())
             self._set_random(_random_path(folder, found[0]))
         return found
-
-    def _gathered_random(self) -> dict[str, Tensor]:
-        """Every process's random state, as each draws its own; forage.policy.checkpoint saves only one."""
-        own = {"cpu": torch.get_rng_state()}
-        if self.device.type == "cuda":
-            own["cuda"] = torch.cuda.get_rng_state(self.device)
-        all_states = all_gather(own)
-        return {f"{rank}.{name}": state for rank, states in enumerate(all_states) for name, state in states.items()}
 
     def _set_random(self, path: Path) -> None:
         states = load_file(path) if path.exists() else {}
@@ -248,21 +245,21 @@ class LockstepScorer(Scorer):
 
     def forward(self, batch: TokenBatch, temperature: float) -> TokenScores:
         if self.shared:
-            return self._score_shared_rows(self.shared, batch, temperature)
+            if batch.tree is not None:
+                raise ValueError("the rows of a tree can't be split among processes")
+            part = self.shared.own_columns(batch)
+            return self.shared.gather_scores(token_scores(self.shared, part, self.chunk, temperature), batch)
         predicted = batch.predictions
         # Before the output layer is gathered for the first time: processes may not wait for different things.
-        missing = self._missing_chunks(max(predicted, 1)) if self.same_chunks else 0
+        missing = 0
+        if self.same_chunks:
+            own = math.ceil(max(predicted, 1) / self.chunk)
+            missing = int(all_reduced(torch.tensor(own, device=process_device()), "max")) - own
         if predicted:
             scores = token_scores(self.policy, batch, self.chunk, temperature)
         else:
             scores = self._score_dummy_tokens(batch, temperature)
         return scores._replace(logprobs_BT=scores.logprobs_BT + self._empty_chunks(missing)) if missing else scores
-
-    def _score_shared_rows(self, shared: SequenceParallelPolicy, batch: TokenBatch, temperature: float) -> TokenScores:
-        if batch.tree is not None:
-            raise ValueError("the rows of a tree can't be split among processes")
-        part = shared.own_columns(batch)
-        return shared.gather_scores(token_scores(shared, part, self.chunk, temperature), batch)
 
     def _score_dummy_tokens(self, batch: TokenBatch, temperature: float) -> TokenScores:
         positions_BT = torch.tensor([[0, 1]], device=batch.ids_BT.device)
@@ -271,11 +268,6 @@ class LockstepScorer(Scorer):
         nothing_BT = torch.zeros(batch.ids_BT.shape, device=batch.ids_BT.device)
         through = token_scores(self.policy, dummy, self.chunk, temperature).logprobs_BT.sum() * 0
         return TokenScores(nothing_BT + through, nothing_BT)
-
-    def _missing_chunks(self, predicted: int) -> int:
-        """How many chunks fewer this process has than the one with the most."""
-        own = math.ceil(predicted / self.chunk)
-        return int(all_reduced(torch.tensor(own, device=process_device()), "max")) - own
 
     def _empty_chunks(self, count: int) -> Tensor:
         """Pass as many tokens through the output layer as chunks are missing, in the way that chunks take."""

@@ -52,7 +52,7 @@ def train(
     """Train from the last checkpoint to the last step. Every process runs this; `learner.first` is for one to do."""
     run, run_dir = open_run(options, learner, manifest, questions), options.run_dir
     begin(run, learner)
-    shared = options.prompts_shared and not unsharable(learner.policy.config)
+    shared = options.sequence_parallel == 1 and not unsharable(learner.policy.config)
     with open_reports(run, first=learner.rank == 0) as reports:
         while True:
             # Everything before the checkpoint can be done again with the same result, so a killed run resumes exactly.

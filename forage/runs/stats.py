@@ -45,10 +45,10 @@ from forage.text import encodable, from_json, say, typed
 
 
 class Phases:
-    """Stopwatches by name. Overlapping phases of one name, nested or in asyncio tasks, count once.
+    """Stopwatches by name.
 
-    Example: phases("rollout") from second 0 to 10, within it phases("search") from 2 to 5 and another from 4 to 8, give
-    {"rollout": 10, "search": 6}.
+    Example: phases("rollout") from second 0 to 10, and within it phases("search") from 2 to 5, give
+    {"rollout": 10, "search": 3}.
 
     `synchronize` is called before a phase's end is measured, to wait for work that a GPU still does for it; else that
     would count as the next phase's. After an error nothing is waited for.
@@ -59,30 +59,20 @@ class Phases:
     ) -> None:
         self._clock, self._synchronize = clock, synchronize
         self._seconds: dict[str, float] = {}
-        self._running: dict[str, tuple[int, float]] = {}  # name: (how many, counted since)
 
     @contextmanager
     def __call__(self, name: str) -> Iterator[None]:
         beat()
-        count, since = self._running.get(name, (0, self._clock()))
-        self._running[name] = count + 1, since
+        begun = self._clock()
         try:
             yield
             self._synchronize()
         finally:
-            count, since = self._running.pop(name)
-            if count > 1:
-                self._running[name] = count - 1, since
-            else:
-                self._seconds[name] = self._seconds.get(name, 0.0) + self._clock() - since
+            self._seconds[name] = self._seconds.get(name, 0.0) + self._clock() - begun
 
     def take(self) -> dict[str, float]:
-        """Seconds by name since the last take, including phases that still run; counting then starts from 0."""
-        now, taken = self._clock(), self._seconds
-        for name, (count, since) in self._running.items():
-            taken[name] = taken.get(name, 0.0) + now - since
-            self._running[name] = count, now
-        self._seconds = {}
+        """Seconds by name since the last take."""
+        taken, self._seconds = self._seconds, {}
         return taken
 
 
@@ -174,8 +164,8 @@ class StepStats:
     """Warnings, one sentence each, without times, which differ from run to run."""
     seconds: dict[str, float] = field(default_factory=dict)
     """Wall-clock seconds by phase: rollout (which includes generate and search), rewards, logprobs, backward, publish,
-    evaluation; step is the whole. With --rollouts service also rollout_wait, a part of rollout and evaluation:
-    the trainer waited for episodes."""
+    evaluation. With --rollouts service also rollout_wait, a part of rollout and evaluation: the trainer waited for
+    episodes. In older versions also step, the whole."""
     memory_gib: float = 0.0
     """Peak memory of the GPU, or without one of the process."""
     workers: Mapping[str, int] = field(default_factory=dict)

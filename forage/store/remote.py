@@ -136,7 +136,7 @@ class RemoteStore:
         document = item.get("document", item)
         head, line_break, rest = text_in(document, "contents").partition("\n")
         title = text_in(document, "title", head.strip(' "') if line_break else "")
-        text = rest if line_break else text_in(document, "text", head)
+        text = rest if line_break else head
         if not (title.strip() or text.strip()):
             raise ValueError("a document without contents")
         if document.get("id") is None:

@@ -23,7 +23,7 @@ from forage.manifest import code_of, file_digest
 from forage.policy.base_models import base_digest, folder_of
 from forage.store.document_store import DocumentStore
 from forage.store.manifest import NO_EMBEDDER, read_store_manifest
-from forage.store.opening import Store, manifest_at, open_address, open_store
+from forage.store.opening import manifest_at, open_address, open_store
 from forage.store.options import StoreAddress, StoreOptions
 from forage.text import from_json, say
 
@@ -160,19 +160,16 @@ def open_search(options: Options, texts: Mapping[str, str]) -> Search:
                 "the store that --data was prepared with"
             )
     else:
-        store = word_store(options.data, texts)
+        # Of whole documents for BM25, built once beside the corpus, whose digest names its folder.
+        path = options.data / f"store-words-{file_digest(options.data / CORPUS)}"
+        if (path / "store.json").exists() and read_store_manifest(path).complete:
+            store = open_store(path)
+        else:
+            documents = [Document(doc_id, "", text) for doc_id, text in texts.items()]
+            store = DocumentStore.build(path, documents, StoreOptions(NO_EMBEDDER, chunk_tokens=10**9))
 
     def search(queries: Sequence[str]) -> list[list[str]]:
         hits = store.search(queries, options.depth, options.mode)
         return [[hit.chunk_id if options.store else hit.doc_id for hit in found] for found in hits]
 
     return search
-
-
-def word_store(folder: Path, texts: Mapping[str, str]) -> Store:
-    """A store of whole documents for BM25, built once beside the corpus, whose digest names its folder."""
-    path = folder / f"store-words-{file_digest(folder / CORPUS)}"
-    if (path / "store.json").exists() and read_store_manifest(path).complete:
-        return open_store(path)
-    documents = [Document(doc_id, "", text) for doc_id, text in texts.items()]
-    return DocumentStore.build(path, documents, StoreOptions(NO_EMBEDDER, chunk_tokens=10**9))
