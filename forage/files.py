@@ -90,21 +90,15 @@ def append(path: Path, lines: bytes) -> None:
     """
     make_folder(path.parent)
     with naming(path), path.open("ab+") as file:
-        is_new = not file.tell()
-        file.truncate(end_of_lines(path))
+        is_new = not (size := file.tell())
+        file.seek(max(0, size - 1))
+        if file.read(1) != b"\n":
+            file.truncate(path.read_bytes().rfind(b"\n") + 1)
         file.write(lines)
         file.flush()
         os.fsync(file.fileno())
     if is_new:
         sync(path.parent)
-
-
-def end_of_lines(path: Path) -> int:
-    """Where the last whole line ends; reads the whole file only if its last line is cut off."""
-    size = path.stat().st_size
-    with path.open("rb") as file:
-        file.seek(max(0, size - 1))
-        return size if file.read(1) == b"\n" else path.read_bytes().rfind(b"\n") + 1
 
 
 def exchange(one: Path, other: Path) -> bool:

@@ -21,14 +21,14 @@ from tests.road import make_start, measure, walk
 # folder: (tokens of its Python files, modules directly in it). A folder of forage/ holds those inside it.
 BUDGETS = {
     "scripts": (9_620, 11),  # those in the root
-    "forage": (13_660, 12),  # the modules of forage/ itself
+    "forage": (13_630, 12),  # the modules of forage/ itself
     "forage/agent": (14_810, 9),
     "forage/data": (15_830, 12),
     "forage/engines": (10_580, 7),
     "forage/evaluation": (11_680, 9),
     "forage/extras": (44_670, 9),
-    "forage/grpo": (20_420, 12),
-    "forage/policy": (10_310, 10),
+    "forage/grpo": (20_390, 12),
+    "forage/policy": (10_260, 10),
     "forage/publishing": (3_180, 3),
     "forage/rollout": (7_070, 5),
     "forage/runs": (8_770, 6),
@@ -37,7 +37,7 @@ BUDGETS = {
     "bench": (24_940, 16),
     "tests": (244_690, 53),
 }
-ROAD = {"files": 60, "functions": 580, "lines": 5_180}  # a processor without bf16 units calls some others
+ROAD = {"files": 60, "functions": 570, "lines": 5_105}  # a processor without bf16 units calls some others
 OPTIONS = {"grpo_train": 60}
 OTHER_SCRIPTS_OPTIONS = 45
 PAGES = 2_975  # lines of README.md, RESULTS.md, CHANGELOG.md and docs/

@@ -51,7 +51,11 @@ def train(
 ) -> None:
     """Train from the last checkpoint to the last step. Every process runs this; `learner.first` is for one to do."""
     run, run_dir = open_run(options, learner, manifest, questions), options.run_dir
-    begin(run, learner)
+    # The run folder is put right before anything is published in it, and its episodes once the adapter is.
+    learner.first(put_right, run)
+    publish(learner, run)
+    learner.first(put_episodes_right, run)
+    learner.first(tidy, options, run.step)
     shared = options.sequence_parallel == 1 and not unsharable(learner.policy.config)
     with open_reports(run, first=learner.rank == 0) as reports:
         while True:
@@ -82,14 +86,6 @@ def train(
             learner.first(end_step, run, plan, reports)
         learner.first(tidy, options, run.step)  # the last evaluation came after the last step
         learner.first(reports.end, play)
-
-
-def begin(run: Run, learner: Learner) -> None:
-    """Put the run folder right and publish the adapter to begin with."""
-    learner.first(put_right, run)
-    publish(learner, run)
-    learner.first(put_episodes_right, run)
-    learner.first(tidy, run.options, run.step)
 
 
 def end_step(run: Run, plan: Plan, reports: Reports) -> None:

@@ -77,9 +77,12 @@ class Branches:
                 self.masks[times] = tuple(
                     torch.zeros(each.shape, dtype=self.dtype).masked_fill_(~each, -torch.inf) for each in seen
                 )
+            # Heads that share keys become queries of one head, so that keys are never repeated.
             found = [
-                grouped_attention(own, *way, mask, scale)
-                for own, way, mask in zip(owns, ways, self.masks[times], strict=True)
+                scaled_dot_product_attention(
+                    own.reshape(1, keys.shape[1], -1, own.shape[-1]), keys, values, attn_mask=mask_PQ, scale=scale
+                ).reshape(*own.shape[:3], values.shape[-1])
+                for own, (keys, values), mask_PQ in zip(owns, ways, self.masks[times], strict=True)
             ]
         else:
             # Queries belong to the last keys. Flash attention aligns them so, and takes shared heads as they are.
@@ -91,15 +94,6 @@ class Branches:
                 for own, (keys, values) in zip(owns, ways, strict=True)
             ]  # fmt: skip
         return torch.cat(found, dim=2)
-
-
-def grouped_attention(own: Tensor, keys: Tensor, values: Tensor, mask_PQ: Tensor, scale: float | None) -> Tensor:
-    """Heads that share keys become queries of one head, so that keys are never repeated."""
-    shared, width = keys.shape[1], own.shape[-1]
-    found = scaled_dot_product_attention(
-        own.reshape(1, shared, -1, width), keys, values, attn_mask=mask_PQ, scale=scale
-    )
-    return found.reshape(*own.shape[:3], values.shape[-1])
 
 
 def on_way(states: Tensor, branch: Branch) -> Tensor:
