@@ -17,6 +17,7 @@ from forage.errors import UserError
 from forage.files import check_apart, check_replaceable, making_folder
 from forage.machine import Dtype
 from forage.policy.manifest import AdapterOptions, PolicyManifest
+from forage.text import say
 
 TOP = ("base_model", "output_dir", "quantize", "dtype", "r", "alpha", "target_modules", "rslora", "dora", "overwrite")
 
@@ -82,7 +83,7 @@ def check_base(base: str) -> None:
     try:
         check_length(manifest, AgentSettings().max_tokens)
     except UserError as error:
-        print(f"for the scripts that play: {error}")
+        say(f"for the scripts that play: {error}")
     Protocol(load_tokenizer(manifest)).check()
     check_logits(base_config(manifest).get_text_config())
 

@@ -20,7 +20,7 @@ from tests.road import make_start, measure, walk
 
 # folder: (tokens of its Python files, modules directly in it). A folder of forage/ holds those inside it.
 BUDGETS = {
-    "scripts": (9_620, 11),  # those in the root
+    "scripts": (9_630, 11),  # those in the root
     "forage": (13_630, 12),  # the modules of forage/ itself
     "forage/agent": (14_810, 9),
     "forage/data": (15_830, 12),
@@ -28,10 +28,10 @@ BUDGETS = {
     "forage/evaluation": (11_680, 9),
     "forage/extras": (44_670, 9),
     "forage/grpo": (20_390, 12),
-    "forage/policy": (10_260, 10),
+    "forage/policy": (10_290, 10),
     "forage/publishing": (3_180, 3),
     "forage/rollout": (7_070, 5),
-    "forage/runs": (8_770, 6),
+    "forage/runs": (8_670, 6),
     "forage/sft": (5_530, 4),
     "forage/store": (12_270, 10),
     "bench": (24_940, 16),

