@@ -9,7 +9,6 @@ with --no-quantize nothing is copied, and the base is read from where it is) and
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from forage.errors import UserError
 from forage.files import check_apart, check_replaceable, making_folder
 from forage.machine import Dtype
 from forage.policy.manifest import AdapterOptions, PolicyManifest
+from forage.text import say
 
 TOP = ("base_model", "output_dir", "quantize", "dtype", "r", "alpha", "target_modules", "rslora", "dora", "overwrite")
 
@@ -57,7 +57,7 @@ def main(options: Options) -> None:
     options.check()
     import torch
 
-    from forage.policy.base_models import quantizes, resolve_model
+    from forage.policy.base_models import resolve_model
     from forage.policy.policy import create_policy
 
     base = resolve_model(options.base_model, options.models_dir)
@@ -65,7 +65,7 @@ def main(options: Options) -> None:
     check_apart("--output-dir", options.output_dir, {"--base-model": base})
     if Path(base).is_dir():  # model.json names it, and other scripts read that from other folders
         base = str(Path(base).resolve())
-    quantize = quantizes(options.quantize)
+    quantize = torch.cuda.is_available() if options.quantize is None else options.quantize
     torch.manual_seed(options.seed)
     with making_folder(options.output_dir, overwrite=options.overwrite) as partial:
         held = create_policy(base, partial, options.adapter, quantize=quantize, dtype=options.dtype)
@@ -73,29 +73,19 @@ def main(options: Options) -> None:
 
 
 def check_base(base: str) -> None:
-    """Refuse a base that can't play or be trained, for all of its faults at once, before its weights are loaded."""
+    """Refuse a base that can't play or be trained, before its weights are loaded."""
     from forage.agent.options import AgentSettings
     from forage.agent.protocol import Protocol
     from forage.policy.logprobs import check_logits
     from forage.policy.policy import base_config, check_length, load_tokenizer
 
     manifest = PolicyManifest(Path(base), base, base, quantized=False)
-    config = base_config(manifest).get_text_config()
-    checks = (lambda: Protocol(load_tokenizer(manifest)).check(), lambda: check_logits(config))
-    faults = list(filter(None, map(fault_of, checks)))
-    if short := fault_of(lambda: check_length(manifest, AgentSettings().max_tokens)):
-        print(f"for the scripts that play: {short}")
-    if faults:
-        raise UserError("; ".join(faults))
-
-
-def fault_of(check: Callable[[], None]) -> str:
-    """What a check finds wrong, empty if nothing."""
     try:
-        check()
+        check_length(manifest, AgentSettings().max_tokens)
     except UserError as error:
-        return str(error)
-    return ""
+        say(f"for the scripts that play: {error}")
+    Protocol(load_tokenizer(manifest)).check()
+    check_logits(base_config(manifest).get_text_config())
 
 
 if __name__ == "__main__":

@@ -41,8 +41,6 @@ from forage.text import say, titled
 # Importing this module is for the class. Running it must print --help at once, so each command imports what it needs.
 if TYPE_CHECKING or __name__ != "__main__":
     from forage.store.document_store import DocumentStore
-if TYPE_CHECKING:
-    from forage.extras.serving.server import Served
 
 __all__ = ["DocumentStore", "Fusion", "Hit", "Mode", "StoreOptions"]
 
@@ -181,10 +179,8 @@ class Live:
             store.search(PROBE, 1, self.command.mode, fusion=self.command.fusion)
         return store
 
-    def served(self) -> Served:
+    def served(self) -> DocumentStore:
         """What is served from now on."""
-        from forage.extras.serving.server import Served
-
         if (now := self.stamp()) != self.seen and time.monotonic() >= self.again:
             try:
                 self.store, self.seen = self.opened(), now
@@ -193,7 +189,7 @@ class Live:
                 self.again = time.monotonic() + RETRY
                 said = f"has changed, but is served as it was ({error}); a search after {RETRY:g} s tries again"
             say(f"{self.command.store} {said}", sys.stderr)
-        return Served(self.store.manifest, self.store.chunks_digest)
+        return self.store
 
     def search(self, queries: Sequence[str], k: int, mode: Mode | None = None, **how: Any) -> list[list[Hit]]:
         return self.store.search(queries, k, mode or self.command.mode, **{"fusion": self.command.fusion} | how)
@@ -216,14 +212,10 @@ def serve_http(command: Serve, live: Live) -> None:
     try:
         listening = socket.create_server((command.host, command.port))
     except OSError as error:
-        raise cant_listen(command, error) from error
+        why = (error.strerror or str(error)).partition(" (")[0]  # Python adds the address in brackets
+        raise UserError(f"can't listen on {command.host}:{command.port} ({why}); choose another --port") from error
     print(f"serving {command.store} on http://{command.host}:{listening.getsockname()[1]}{path}", flush=True)
     server_of(app).run([listening])
-
-
-def cant_listen(command: Serve, error: OSError) -> UserError:
-    why = (error.strerror or str(error)).partition(" (")[0]  # Python adds the address in brackets
-    return UserError(f"can't listen on {command.host}:{command.port} ({why}); choose another --port")
 
 
 if __name__ == "__main__":

@@ -14,7 +14,6 @@ the same command or just --run-dir; the result is the same as without the interr
 
 from __future__ import annotations
 
-import asyncio
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -27,7 +26,7 @@ from forage.processes import is_first, leave_processes
 from grpo_rollout import get_reward_functions
 
 if TYPE_CHECKING:
-    from forage.policy.manifest import PolicyManifest
+    pass
 
 
 def main(options: TrainOptions, make_rewards: MakeRewards = get_reward_functions) -> None:
@@ -66,8 +65,6 @@ def main(options: TrainOptions, make_rewards: MakeRewards = get_reward_functions
             write_agent(settings, run_dir)
             # Before this process takes memory of the server's GPU.
             options = opened.enter_context(own_server(options, policy_manifest, start, settings.max_tokens))
-        if options.vllm_sleep:
-            let_servers_sleep(options, policy_manifest, settings.max_tokens)
         memory = options.update.memory.on_this_device(settings.max_tokens, quantized=policy_manifest.quantized)
         options = replace(options, update=replace(options.update, memory=memory))
         learner = open_learner(options, policy_manifest, start)
@@ -76,17 +73,6 @@ def main(options: TrainOptions, make_rewards: MakeRewards = get_reward_functions
             train(options, settings.max_tokens, learner, play, manifest, questions)
         learner.first((run_dir / FINISHED).touch)
     leave_processes()
-
-
-def let_servers_sleep(options: TrainOptions, policy_manifest: PolicyManifest, longest: int) -> None:
-    """Before a policy is loaded onto their GPU. `longest`: most tokens of an episode."""
-    from forage.engines.choice import with_key
-    from forage.engines.server_checks import Wanted
-    from forage.engines.vllm import fall_asleep
-    from forage.policy.policy import vocabulary_of
-
-    wanted = Wanted(policy_manifest, vocabulary_of(policy_manifest), longest)
-    asyncio.run(fall_asleep(with_key(options.rollout.engine), wanted))
 
 
 TOP = (

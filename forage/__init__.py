@@ -24,11 +24,6 @@ def is_script(arguments: list[str]) -> bool:
     return len(arguments) > 1 and Path(arguments[1]).suffix == ".py" and Path(arguments[1]).resolve().parent == here
 
 
-def is_doctor(arguments: list[str]) -> bool:
-    """`python -m forage.extras.doctor` runs without the packages too: it says which are missing."""
-    return "forage.extras.doctor" in arguments[:4]
-
-
 def say_stopped(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     """Ctrl-C while a script is still importing, in one line; later forage.arguments says it."""
     if issubclass(kind, KeyboardInterrupt):
@@ -59,7 +54,7 @@ for cache in CACHES:
 if is_script(sys.orig_argv):
     sys.excepthook = say_stopped
     missing = next((name for name in NEEDED if find_spec(name) is None), "")
-    if missing and not is_doctor(sys.orig_argv):
+    if missing and "forage.extras.doctor" not in sys.orig_argv:  # which says itself what is missing
         sys.exit(
             f"error: {sys.executable} lacks the package {missing}; make .venv with `make setup` and run "
             "`source .venv/bin/activate` in each terminal, or call .venv/bin/python"

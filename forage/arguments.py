@@ -314,14 +314,7 @@ def imported_class(option: str, name: str, kind: type[T], called: str) -> type[T
 
 CONFIG = "--config FILE reads any of the options from a YAML file, a line `max_steps: 100` each; flags win over it."
 # Errors of a full or unwritable disk, from Python itself and through safetensors.
-UNWRITABLE = {
-    errno.ENOSPC: "no space left on it; free some",
-    errno.EDQUOT: "its quota is used up; free some space",
-    errno.EROFS: "it is mounted read-only; mount it writable",
-    errno.EACCES: "this user may not write there; change its owner",
-    errno.EEXIST: "a file is where a folder is to be; move it away",
-    errno.ENOTDIR: "a file is where a folder is to be; move it away",
-}
+UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EEXIST, errno.ENOTDIR)
 
 
 def run_script(
@@ -355,7 +348,8 @@ def run_script(
         if error.errno not in UNWRITABLE:
             raise
         where = error.filename or "the disk"
-        sys.exit(f"error: {one_line(str(where))}: {UNWRITABLE[error.errno]}, then re-run the same command to resume")
+        why = os.strerror(error.errno)
+        sys.exit(f"error: {one_line(str(where))}: {why}; mend that, then re-run the same command to resume")
     except KeyboardInterrupt as stop:
         sys.stderr.write("stopped; re-run the same command to resume\n" if resumes else "stopped\n")
         sys.exit(128 + (signal.SIGTERM if isinstance(stop, Terminated) else signal.SIGINT))
@@ -450,25 +444,16 @@ def expanded(arguments: Sequence[str], presets: Mapping[str, Mapping[str, Any]])
     Example: a file with `max_steps: 40` and `pool: true` turns ["--config", "f.yaml", "--no-pool"] into
     ["--max-steps", "40", "--pool", "--no-pool"].
     """
-    file, rest = taken("--config", arguments)
-    if file:
-        rest = [*as_arguments(read_config(Path(file))), *rest]
-    name, rest = taken("--preset", rest) if presets else ("", rest)
-    if name and name not in presets:
-        raise UserError(f"--preset {name} is unknown; give one of {', '.join(presets)}")
-    return [*as_arguments(presets[name]), *rest] if name else rest
-
-
-def taken(flag: str, arguments: Sequence[str]) -> tuple[str, list[str]]:
-    """The value of the last such flag, or "", and the other arguments."""
-    value, rest, given = "", list[str](), iter(arguments)
-    for argument in given:
-        name, equals, text = argument.partition("=")
-        if name != flag:
-            rest.append(argument)
-        elif not (value := text if equals else next(given, "")):
-            raise UserError(f"{flag} needs a value")
-    return value, rest
+    parser = Parser("--help-all")
+    parser.add_argument("--config", type=Path, default=None)
+    found, rest = parser.parse_known_args(arguments)
+    if found.config:
+        rest = [*as_arguments(read_config(found.config)), *rest]
+    if not presets:
+        return rest
+    parser.add_argument("--preset", type=_one_of([*presets], own=False), default=None)
+    found, rest = parser.parse_known_args(rest)  # a file may name one
+    return [*as_arguments(presets[found.preset]), *rest] if found.preset else rest
 
 
 def read_config(path: Path) -> dict[str, Any]:

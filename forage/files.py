@@ -90,21 +90,15 @@ def append(path: Path, lines: bytes) -> None:
     """
     make_folder(path.parent)
     with naming(path), path.open("ab+") as file:
-        is_new = not file.tell()
-        file.truncate(end_of_lines(path))
+        is_new = not (size := file.tell())
+        file.seek(max(0, size - 1))
+        if file.read(1) != b"\n":
+            file.truncate(path.read_bytes().rfind(b"\n") + 1)
         file.write(lines)
         file.flush()
         os.fsync(file.fileno())
     if is_new:
         sync(path.parent)
-
-
-def end_of_lines(path: Path) -> int:
-    """Where the last whole line ends; reads the whole file only if its last line is cut off."""
-    size = path.stat().st_size
-    with path.open("rb") as file:
-        file.seek(max(0, size - 1))
-        return size if file.read(1) == b"\n" else path.read_bytes().rfind(b"\n") + 1
 
 
 def exchange(one: Path, other: Path) -> bool:
@@ -183,18 +177,13 @@ def create_once(path: Path, text: str) -> bool:
     except OSError as error:
         if error.errno not in NO_LINKS:
             raise
-        return _create_in_place(path, text)
+        try:
+            with path.open("x", encoding="utf-8") as file:
+                file.write(text)
+        except FileExistsError:
+            return False
     finally:
         os.unlink(partial)
-    return True
-
-
-def _create_in_place(path: Path, text: str) -> bool:
-    try:
-        with path.open("x", encoding="utf-8") as file:
-            file.write(text)
-    except FileExistsError:
-        return False
     return True
 
 

@@ -18,7 +18,7 @@ class OptimizerOptions:
     """The optimizer (AdamW)."""
 
     learning_rate: float = 5e-5
-    """Peak learning rate. 0 in sft_train.py: 1e-3 for a base below a billion parameters, else 2e-4."""
+    """Learning rate, its peak in sft_train.py. 0 there: 1e-3 for a base below a billion parameters, else 2e-4."""
     weight_decay: float = fixed(0.0)
     """Weight decay."""
     max_norm: float = fixed(1.0)

@@ -166,8 +166,8 @@ def all_gather(value: T) -> list[T]:
     return values
 
 
-def all_reduced(tensor: Tensor, operation: Literal["sum", "max", "min"] = "sum") -> Tensor:
-    """The sum of every process's tensor, or its largest or smallest values, as a new tensor."""
+def all_reduced(tensor: Tensor, operation: str = "sum") -> Tensor:
+    """The sum of every process's tensor, or its largest ("max") or smallest ("min") values, as a new tensor."""
     total = tensor.detach().clone()
     if world() > 1:
         import torch.distributed as dist

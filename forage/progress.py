@@ -1,25 +1,18 @@
-"""Progress: figures that change, as a live table in a terminal; in a log, as a line every 10 seconds.
+"""Progress: figures that change, as a line every 10 seconds.
 
 The one printer of progress: of what is counted while data is made, and of episodes while they are played.
 """
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Collection, Iterator, Mapping
-from types import TracebackType
 from typing import Self, TypeVar
 
-from rich.console import Console
-from rich.live import Live
-from rich.table import Table
-from rich.text import Text
-
-from forage.text import one_line, printable
+from forage.text import one_line
 
 T = TypeVar("T")
-LOG_EVERY = 10.0  # seconds between lines of a log
+LOG_EVERY = 10.0  # seconds between lines
 
 
 class Progress:
@@ -28,10 +21,9 @@ class Progress:
     def __init__(self, title: str, *, shown: bool = True) -> None:
         self.title, self.shown = title, shown
         self.started = self._logged = time.monotonic()
-        self._live: Live | None = None
 
     def figures(self) -> Mapping[str, str]:
-        """The rows of the table: values by name."""
+        """What a line shows: values by name."""
         return {}
 
     def complete(self) -> bool:
@@ -39,39 +31,24 @@ class Progress:
         return False
 
     def ends_with_line(self) -> bool:
-        """Whether a log gets a last line."""
+        """Whether there is a last line."""
         return True
 
     def __enter__(self) -> Self:
-        if self.shown and sys.stdout.isatty():
-            self._live = Live(get_renderable=self.table, console=Console())
-            self._live.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._live:
-            self._live.transient = not self.ends_with_line()
-            self._live.stop()
-        elif self.shown and error is None and self.ends_with_line():
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if self.shown and kind is None and self.ends_with_line():
             print(self.line(), flush=True)
 
     def changed(self) -> None:
-        """A log gets a line if the last one is long enough ago; a live table looks for itself."""
-        late = time.monotonic() - self._logged > LOG_EVERY
-        if self.shown and not self._live and late and not self.complete():
+        """There is a line if the last one is long enough ago."""
+        if self.shown and time.monotonic() - self._logged > LOG_EVERY and not self.complete():
             self._logged = time.monotonic()
             print(self.line(), flush=True)
 
     def line(self) -> str:
         return one_line(f"{self.title}: " + "; ".join(f"{name} {value}" for name, value in self.figures().items()))
-
-    def table(self) -> Table:
-        table = Table("", "", show_header=False, title=Text(printable(self.title)))
-        for name, value in self.figures().items():
-            table.add_row(Text(printable(name)), Text(printable(value)))
-        return table
 
 
 class Counting(Progress):

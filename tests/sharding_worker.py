@@ -19,7 +19,7 @@ from transformers import BitsAndBytesConfig, LlamaConfig, LlamaForCausalLM
 from forage.grpo.learner import Learner
 from forage.grpo.sharding import ShardedLearner
 from forage.policy.packing import pack, pack_trees
-from forage.processes import join_processes
+from forage.processes import all_gather, join_processes
 from tests.factories import Sequence
 
 RATE, MAX_NORM = 0.01, 0.5
@@ -114,7 +114,7 @@ def put_through(sharding, offload, folder):
     kind = {"sharding": sharding, "offload": offload, "chunk": 4}  # chunks that are not as many for each
     learner = ShardedLearner(tiny_policy(), **kind)
     learner.keep_reference(start)
-    found = {"held": learner.all_gather(held(learner, sharding)), "title": learner.strategy.title}
+    found = {"held": all_gather(held(learner, sharding)), "title": learner.strategy.title}
     tensors = {}
     with torch.no_grad():
         tensors["before"] = learner.score(first, 1.0).logprobs_BT
@@ -134,7 +134,7 @@ def put_through(sharding, offload, folder):
     again = ShardedLearner(tiny_policy(seed=2), **kind)
     found["nothing yet"] = again.load(folder / "nothing")
     found["loaded"] = again.load(folder / "state")
-    found["random"] = all(learner.all_gather(torch.equal(torch.rand(3), drawn)))
+    found["random"] = all(all_gather(torch.equal(torch.rand(3), drawn)))
     update(again, 2)
     resumed = again.adapter_state()
     found["resumed"] = all(torch.equal(resumed[name], second[name]) for name in second)
@@ -146,7 +146,7 @@ def put_through(sharding, offload, folder):
     found["sums"] = {
         k: v.tolist() for k, v in learner.sums({"terminated": rank, "kl_max": rank, "kl_min": rank}).items()
     }
-    found["same"] = learner.all_gather(learner.broadcast({"from": learner.rank}))
+    found["same"] = all_gather(learner.broadcast({"from": learner.rank}))
     keep(learner, folder, found, tensors)
 
 
@@ -157,7 +157,7 @@ def put_4_bit_through(sharding, offload, folder):
         before_BT = learner.score(micro_batches(1)[0], 1.0).logprobs_BT
     norms = [update(learner, step) for step in (1, 2)]
     held_bytes = sum(part.numel() * part.element_size() for part in own_parts(learner, sharding))
-    found = {"norms": norms, "bytes": learner.all_gather(held_bytes)}
+    found = {"norms": norms, "bytes": all_gather(held_bytes)}
     tensors = {str(number): values[1] for number, values in enumerate(learner.strategy.gather())}
     keep(learner, folder, found, tensors | {"before": before_BT})
 

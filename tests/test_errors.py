@@ -31,9 +31,9 @@ def test_what_the_user_can_mend_is_one_line(monkeypatch, capsys):
     assert ended(monkeypatch, UserError("no such thing")) == "error: no such thing"
     full = OSError(errno.ENOSPC, "No space left on device", "runs/a/state")
     assert ended(monkeypatch, full) == (
-        "error: runs/a/state: no space left on it; free some, then re-run the same command to resume"
+        "error: runs/a/state: No space left on device; mend that, then re-run the same command to resume"
     )
-    assert ended(monkeypatch, OSError(errno.EROFS, "Read-only")).startswith("error: the disk: it is mounted read-only;")
+    assert ended(monkeypatch, OSError(errno.EROFS, "Read-only")).startswith("error: the disk: Read-only file system;")
     assert ended(monkeypatch, KeyboardInterrupt()) == 130
     assert capsys.readouterr().err == "stopped; re-run the same command to resume\n"
 

@@ -1,4 +1,4 @@
-"""Progress in a terminal moves; in a log it is whole lines, few of them, and none for what is soon done."""
+"""Progress is whole lines, few of them, and none for what is soon done."""
 
 from dataclasses import replace
 

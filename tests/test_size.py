@@ -20,24 +20,24 @@ from tests.road import make_start, measure, walk
 
 # folder: (tokens of its Python files, modules directly in it). A folder of forage/ holds those inside it.
 BUDGETS = {
-    "scripts": (9_850, 11),  # those in the root
-    "forage": (13_960, 12),  # the modules of forage/ itself
-    "forage/agent": (14_830, 9),
-    "forage/data": (16_050, 12),
-    "forage/engines": (10_960, 7),
-    "forage/evaluation": (11_940, 9),
-    "forage/extras": (45_340, 9),
-    "forage/grpo": (21_310, 12),
-    "forage/policy": (10_400, 10),
-    "forage/publishing": (3_190, 3),
-    "forage/rollout": (7_090, 5),
-    "forage/runs": (8_930, 6),
-    "forage/sft": (5_540, 4),
-    "forage/store": (12_400, 10),
+    "scripts": (9_630, 11),  # those in the root
+    "forage": (13_630, 12),  # the modules of forage/ itself
+    "forage/agent": (14_810, 9),
+    "forage/data": (15_830, 12),
+    "forage/engines": (10_580, 7),
+    "forage/evaluation": (11_680, 9),
+    "forage/extras": (44_670, 9),
+    "forage/grpo": (20_390, 12),
+    "forage/policy": (10_290, 10),
+    "forage/publishing": (3_180, 3),
+    "forage/rollout": (7_070, 5),
+    "forage/runs": (8_670, 6),
+    "forage/sft": (5_530, 4),
+    "forage/store": (12_270, 10),
     "bench": (24_940, 16),
-    "tests": (245_290, 53),
+    "tests": (244_690, 53),
 }
-ROAD = {"files": 60, "functions": 580, "lines": 5_180}  # a processor without bf16 units calls some others
+ROAD = {"files": 60, "functions": 570, "lines": 5_105}  # a processor without bf16 units calls some others
 OPTIONS = {"grpo_train": 60}
 OTHER_SCRIPTS_OPTIONS = 45
 PAGES = 2_975  # lines of README.md, RESULTS.md, CHANGELOG.md and docs/

@@ -181,10 +181,10 @@ def append_episodes(path: Path, episodes: Iterable[Episode]) -> None:
 def read_episodes(path: Path) -> Iterator[Episode]:
     """Episodes of a .jsonl or .jsonl.gz; the name of a .jsonl that was compressed since will do.
 
-    A cut-off last line is skipped; a broken line before it is an error.
+    A cut-off last line is skipped; a broken line before it is an error, as is a hole of zeros that a power cut left.
     """
     packed = path.with_name(f"{path.name}.gz")
-    yield from read_on(packed if packed.exists() else path, FilePosition())[0]
+    yield from read_on(packed if packed.exists() else path, FilePosition(), growing=False)[0]
 
 
 @dataclass(frozen=True)
@@ -196,31 +196,27 @@ class FilePosition:
     lines: int = 0
 
 
-def read_on(path: Path, place: FilePosition) -> tuple[list[Episode], FilePosition]:
-    """The episodes after a place in a .jsonl or .jsonl.gz that grows, and the place after them.
+def read_on(path: Path, place: FilePosition, *, growing: bool = True) -> tuple[list[Episode], FilePosition]:
+    """The episodes after a place in a .jsonl or .jsonl.gz, and the place after them.
 
-    Ends before a line that is not all there: one that was cut off, or whose bytes another machine has not sent yet,
-    where some file systems show zeros.
+    Ends before a line that is not all there: one that was cut off, or, in a file that is growing, whose bytes another
+    machine has not sent yet, where some file systems show zeros.
     """
     with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
         file.seek(place.end)
         episodes, end, number = [], place.end, place.lines
-        for line in _lines(file, path):
-            if not line.endswith(b"\n") or b"\0" in line:
-                break
-            end, number = end + len(line), number + 1
-            try:
-                episodes.append(from_json(line))
-            except ValueError as error:
-                raise UserError(f"{path}:{number}: not an episode ({error}); delete that line") from error
+        try:
+            for line in file:
+                if not line.endswith(b"\n") or (growing and b"\0" in line):
+                    break
+                end, number = end + len(line), number + 1
+                try:
+                    episodes.append(from_json(line))
+                except ValueError as error:
+                    raise UserError(f"{path}:{number}: not an episode ({error}); delete that line") from error
+        except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+            raise UserError(f"{path} is damaged ({error}); delete it, or put a copy in its place") from error
     return episodes, FilePosition(end, number)
-
-
-def _lines(file: Iterable[bytes], path: Path) -> Iterator[bytes]:
-    try:
-        yield from file
-    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise UserError(f"{path} is damaged ({error}); delete it, or put a copy in its place") from error
 
 
 # Files of a folder: plain while they are written, compressed once their step is finished

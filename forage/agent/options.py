@@ -124,22 +124,24 @@ def quoted(value: object) -> str:
     return f'"{value}"' if isinstance(value, str) and " " in value else str(value)
 
 
-def difference(first: AgentSettings, second: AgentSettings) -> str | None:
-    """The first field in which two settings differ."""
-    names = (each.name for each in fields(AgentSettings))
-    return next((name for name in names if getattr(first, name) != getattr(second, name)), None)
+def difference(first: AgentSettings, second: AgentSettings) -> tuple[str, str, str] | None:
+    """The first option in which two settings differ, with both values. Example: ("--k", "3", "5")."""
+    for each in fields(AgentSettings):
+        one, other = getattr(first, each.name), getattr(second, each.name)
+        if one != other:
+            return flag(each.name), quoted(one), quoted(other)
+    return None
 
 
 def same_settings(named: Sequence[tuple[str, AgentSettings]]) -> AgentSettings:
     """The settings that all of these policies share; a difference is an error."""
     (first, settings), *others = named
     for other, theirs in others:
-        if name := difference(settings, theirs):
-            option = flag(name)
+        if differs := difference(settings, theirs):
+            option, own, their = differs
             raise UserError(
-                f"{first} plays with {option} {quoted(getattr(settings, name))} and {other} with "
-                f"{quoted(getattr(theirs, name))}, so "
-                f"they can't be compared; give one {option} for both, and --override-agent"
+                f"{first} plays with {option} {own} and {other} with {their}, so they can't be compared; give one "
+                f"{option} for both, and --override-agent"
             )
     return settings
 

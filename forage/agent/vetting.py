@@ -13,7 +13,7 @@ from functools import cached_property
 from pathlib import Path
 
 from forage.agent.episode import Episode, read_episodes
-from forage.agent.options import AGENT_FILE, AgentSettings, difference, quoted, read_agent
+from forage.agent.options import AGENT_FILE, AgentSettings, difference, read_agent
 from forage.agent.protocol import Protocol
 from forage.data.records import Question
 from forage.data.relevance import question_key
@@ -63,10 +63,10 @@ class Vetting:
             )
         folder = next((folder for folder in list(path.resolve().parents)[:4] if (folder / AGENT_FILE).is_file()), None)
         theirs = read_agent(folder) if folder else self.settings
-        if name := difference(self.settings, theirs):
-            was, now = quoted(getattr(theirs, name)), quoted(getattr(self.settings, name))
+        if differs := difference(theirs, self.settings):
+            option, was, now = differs
             raise UserError(
-                f"{path}: its episodes were played with {flag(name)} {was}, not {now}; give that, or play them again"
+                f"{path}: its episodes were played with {option} {was}, not {now}; give that, or play them again"
             )
 
     def foreign(self, episode: Episode) -> str:

@@ -56,9 +56,11 @@ def chunk_document(document: Document, count: CountTokens, size: int, overlap: i
     """Split each section of a document into chunks of at most `size` tokens; white space alone makes no chunk."""
     if not 0 <= overlap < size:
         raise UserError(f"--chunk-overlap {overlap} must be at least 0 and less than --chunk-tokens {size}")
+    length = len(document.text)
+    starts = sorted({0, *(start for start in document.sections if 0 < start < length)})
     spans = [
         (section_start + start, section_start + end)
-        for section_start, section_end in _section_spans(document)
+        for section_start, section_end in zip(starts, [*starts[1:], length], strict=True)
         for start, end in chunk_spans(document.text[section_start:section_end], count, size, overlap)
     ]
     title = document.title[:LONGEST_TITLE]  # it is repeated in each chunk: a megabyte would become gigabytes
@@ -91,12 +93,6 @@ def chunk_spans(text: str, count: CountTokens, size: int, overlap: int) -> list[
         for span, tokens in zip(spans, totals, strict=True)
         for piece in ([span] if tokens <= size else [part for part, _ in _halve(text, span, count, size)])
     ]
-
-
-def _section_spans(document: Document) -> Iterator[Span]:
-    size = len(document.text)
-    starts = sorted({0, *(start for start in document.sections if 0 < start < size)})
-    yield from zip(starts, [*starts[1:], size], strict=True)
 
 
 def sentence_spans(text: str) -> Iterator[Span]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -66,20 +66,13 @@ def load_corpus(options: DatasetOptions) -> Corpus:
     pages: dict[str, PageRecord] = {}
     if options.scrape:
         served: AbstractContextManager[dict[str, str]] = sample_sites() if sample else nullcontext({})
-        with served as sites:
-            pages = fetch_pages(rows, sites, options)
+        urls = list(dict.fromkeys(row.url for row in rows if row.url))
+        with served as sites, Counting("pages", len(urls)) as bar:
+            # The sample's own server needs no politeness.
+            ways = replace(options.scraping, resolve=sites, delay=0, per_host=8) if sites else options.scraping
+            pages = scrape(urls, options.content_dir, ways, options.skip_existing, lambda record: bar.update())
     texts, recurring = read_pages(pages, options)
     return Corpus(rows, lacking, pages, assemble(rows, texts), recurring)
-
-
-def fetch_pages(rows: Sequence[QARow], sites: Mapping[str, str], options: DatasetOptions) -> dict[str, PageRecord]:
-    """Fetch the page of every row that names one. The sample's own server (`sites`) needs no politeness."""
-    scraping = options.scraping
-    if sites:
-        scraping = replace(scraping, resolve=sites, delay=0, per_host=8)
-    urls = list(dict.fromkeys(row.url for row in rows if row.url))
-    with Counting("pages", len(urls)) as bar:
-        return scrape(urls, options.content_dir, scraping, options.skip_existing, lambda record: bar.update())
 
 
 def read_pages(records: Mapping[str, PageRecord], options: DatasetOptions) -> tuple[dict[str, Document], Counter[str]]:

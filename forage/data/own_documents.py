@@ -151,8 +151,7 @@ def read_text(text: str) -> Page:
 
     Example: "Rye\n\nA cereal.\n\nSowing\n\nIn fall." has the title "Rye" and a section "Sowing".
     """
-    texts = [(block.text, block.text.lstrip("# ")) for block in paragraphs(text)]
-    blocks = tuple(Block(bare, True) if is_title(bare) else Block(whole, False) for whole, bare in texts)
+    blocks = tuple(Block(bare, True) if is_title(bare := each.text.lstrip("# ")) else each for each in paragraphs(text))
     return Page(blocks[0].text if blocks and blocks[0].is_heading else "", blocks)
 
 

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from forage.arguments import TRUST, fixed
-from forage.errors import UserError
 from forage.policy.manifest import PolicyManifest
 
 
@@ -23,19 +22,6 @@ class Sampling:
 
     temperature: float = 1.0
     """Sampling temperature; 0 always takes the likeliest token."""
-    top_p: float = 1.0
-    """Sample only from the likeliest tokens that together have this probability; 1: from all."""
-    top_k: int = 0
-    """Sample only from the K likeliest tokens; 0: from all."""
-    allow_truncated: bool = False
-    """Allow --top-p and --top-k. In training they make the ratios wrong: the trainer computes a token's probability
-    among all tokens, but it was drawn from a few."""
-
-    def check(self) -> None:
-        if self.temperature < 0 or not 0 < self.top_p <= 1 or self.top_k < 0:
-            raise UserError("--temperature and --top-k must be at least 0, --top-p over 0 and at most 1")
-        if (self.top_p < 1 or self.top_k) and not self.allow_truncated:
-            raise UserError("--top-p and --top-k make the log-probabilities wrong; drop them, or add --allow-truncated")
 
 
 def played_at(temperature: float) -> str:

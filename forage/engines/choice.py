@@ -38,15 +38,10 @@ def settled(options: EngineOptions) -> EngineOptions:
     """The options with what auto comes to now; says so where that is this process."""
     if options.engine != "auto":
         return options
-    if uses_servers(options):
+    if answers(options):
         return replace(options, engine="vllm")
     print(f"engine: this process, as no vLLM server answers at {without_passwords(options.urls[0])}")
     return replace(options, engine="local")
-
-
-def uses_servers(options: EngineOptions) -> bool:
-    """Whether vLLM servers sample; else this process does."""
-    return options.engine == "vllm" or (options.engine == "auto" and answers(options))
 
 
 def answers(options: EngineOptions) -> bool:

@@ -21,14 +21,13 @@ class UnreadyError(Exception):
 
 def body_of(request: Request, model: str) -> dict[str, Any]:
     """What is left out here, the server takes from its model's generation_config.json."""
-    sampling = request.sampling
     return {
         "model": model,
         "prompt": list(request.ids),
         "max_tokens": request.max_tokens,
-        "temperature": sampling.temperature,
-        "top_p": sampling.top_p,
-        "top_k": sampling.top_k or -1,
+        "temperature": request.sampling.temperature,
+        "top_p": 1.0,
+        "top_k": -1,
         "min_p": 0.0,
         "repetition_penalty": 1.0,
         "presence_penalty": 0.0,

@@ -103,13 +103,7 @@ class Prefill:
     end: int
 
     def attend(self, query: Tensor, keys: Tensor, values: Tensor, scale: float, window: int) -> Tensor:
-        if query.is_cuda:
-            return self.attend_on_gpu(query, keys, values, scale, window)
-        seen = self.seen(window, query.device)
-        return scaled_dot_product_attention(query, keys, values, attn_mask=seen, scale=scale, enable_gqa=True)
-
-    def attend_on_gpu(self, query: Tensor, keys: Tensor, values: Tensor, scale: float, window: int) -> Tensor:
-        """The same without a mask beside shared heads, for which CUDA has only a kernel that holds all scores."""
+        """Without a mask beside shared heads, for which CUDA has only a kernel that holds all scores."""
         if self.start == 0 and self.end <= window:
             return scaled_dot_product_attention(query, keys, values, is_causal=True, scale=scale, enable_gqa=True)
         repeats = query.shape[1] // keys.shape[1]
@@ -354,8 +348,6 @@ class LocalEngine(Engine):
     # Sampling
 
     async def generate(self, request: Request) -> Sample:
-        if request.sampling.top_p < 1 or request.sampling.top_k:
-            raise UserError("--top-p and --top-k need a vLLM server; sampling in this process draws from all tokens")
         if request.adapter not in ("", self.adapter):
             raise EngineError(f"episode {request.episode} began with adapter {request.adapter}, not {self.adapter}")
         future: asyncio.Future[Sample] = asyncio.get_running_loop().create_future()
@@ -418,13 +410,6 @@ class LocalEngine(Engine):
         busy = [active.slot for active in self._active]
         return [slot for slot in self.slots if slot not in busy]
 
-    def _free_slot(self, request: Request) -> Slot | None:
-        """The episode's own slot, else the first that no episode keeps, else the least recently used."""
-        free = self._free_slots()
-        own = [slot for slot in free if request.episode and slot.episode == request.episode]
-        unkept = [slot for slot in free if not slot.episode]
-        return next(iter(own or unkept or sorted(free, key=lambda slot: slot.last_use)), None)
-
     def _take_slots(self) -> list[Active]:
         """Give slots to requests that wait; returns those whose tokens are to be computed in the next pass.
 
@@ -436,9 +421,12 @@ class LocalEngine(Engine):
         planned = 0
         for entry in tuple(self._waiting):
             request, future = entry
-            slot = self._free_slot(request)
-            if slot is None:
+            if not (free := self._free_slots()):
                 break
+            # The episode's own slot, else the first that no episode keeps, else the least recently used.
+            own = [slot for slot in free if request.episode and slot.episode == request.episode]
+            unkept = [slot for slot in free if not slot.episode]
+            slot = next(iter(own or unkept or sorted(free, key=lambda slot: slot.last_use)))
             # The last token is always computed: the next one is sampled from its output.
             prompt = request.ids[:-1]
             source, start = longest_start([other.ids for other in self.slots], prompt, slot.number)
@@ -546,10 +534,11 @@ class LocalEngine(Engine):
 
     def _finish(self) -> None:
         """Give complete samples to their callers. The keys and values of a last token are not computed."""
-        for each in [active for active in self._active if active.finish]:
-            if each.finish and not each.future.done():
-                each.future.set_result(Sample(tuple(each.sampled), tuple(each.logprobs), each.finish))
-            self._active.remove(each)
+        for each in tuple(self._active):
+            if finish := each.finish:
+                self._active.remove(each)
+                if not each.future.done():
+                    each.future.set_result(Sample(tuple(each.sampled), tuple(each.logprobs), finish))
 
 
 def longest_start(held: Sequence[Sequence[int]], wanted: Sequence[int], own: int) -> tuple[int, int]:

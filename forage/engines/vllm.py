@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import random
 import time
 import zlib
@@ -96,7 +97,8 @@ class VLLMEngine(Engine):
         """Wait until every server answers; refuse servers of different models, and those that the probe refuses."""
         await self._find_base()
         for client in self._clients:
-            await self._patiently(client, self._ready, "can't be used", "if no trainer runs that wakes it, restart it")
+            way_out = "if no trainer runs that wakes it, restart it"
+            await self._patiently(client, self._ready, "can't be used", way_out, at_once=True)
             await self._patiently(client, self._probe, "can't be probed")
         return self
 
@@ -254,16 +256,18 @@ class VLLMEngine(Engine):
         for client in self._clients if self.sleeps else ():
             await self._patiently(client, self._resume, "can't be woken", "free memory on its GPU, or restart it")
 
-    async def fall_asleep(self) -> None:
-        """Put every server to sleep before anything is played, once all are up and none is refused."""
-        await self._find_base()
-        for client in self._clients:
-            await self._patiently(client, self._check_sleep_mode, "can't say how it was started")
-        for client in self._clients:
-            await self._patiently(client, lambda each: self._put(each, asleep=True), "can't be put to sleep")
-
     async def _check_sleep_mode(self, client: httpx.AsyncClient) -> None:
-        if not has_sleep_mode(await self._call(client, "GET", CONFIGURATION), client):
+        answer = await self._call(client, "GET", CONFIGURATION)
+        try:
+            configuration = from_json(answer.content)
+            on = answer.status_code != 404 and configuration["vllm_config"]["model_config"]["enable_sleep_mode"]
+        except ValueError as error:  # a proxy's page, for one
+            raise UnreadyError(f"status {answer.status_code}, but no configuration") from error
+        except (KeyError, TypeError) as error:
+            raise UserError(
+                f"{client.base_url} does not say if it has sleep mode; is its version supported?"
+            ) from error
+        if not on:
             raise without_sleep_mode(client)
 
     async def _sleep(self, client: httpx.AsyncClient) -> None:
@@ -308,8 +312,6 @@ class VLLMEngine(Engine):
             asleep: Any = from_json(answer.content)["is_sleeping"]
         except (ValueError, KeyError, TypeError):
             asleep = None
-        if self.sleeps and answer.status_code == 404:
-            raise without_sleep_mode(client)
         if self.sleeps and not isinstance(asleep, bool):
             raise UnreadyError(f"status {answer.status_code}, but no word on whether it sleeps")
         return asleep is True  # most servers lack the route
@@ -347,10 +349,11 @@ class VLLMEngine(Engine):
 
     async def _patiently(
         self, client: httpx.AsyncClient, action: Callable[[httpx.AsyncClient], Awaitable[T]], what: str,
-        way_out: str = "restart it",
+        way_out: str = "restart it", at_once: bool = False,
     ) -> T:  # fmt: skip
-        """Do something on a server, waiting if it is starting, and saying so every other minute."""
-        begun = said = time.monotonic()
+        """Do something on a server, waiting if it is starting, and saying so every other minute, or `at_once` too."""
+        begun = time.monotonic()
+        said = -math.inf if at_once else begun
         while True:
             beat()
             try:
@@ -378,20 +381,6 @@ def address(url: httpx.URL) -> str:
     return f"{url.netloc.decode()}{url.path}".rstrip("/")
 
 
-def has_sleep_mode(answer: httpx.Response, client: httpx.AsyncClient) -> bool:
-    """What a server's configuration says of --enable-sleep-mode."""
-    if answer.status_code == 404:
-        return False
-    try:
-        configuration = from_json(answer.content)
-    except ValueError as error:  # a proxy's page, for one
-        raise UnreadyError(f"status {answer.status_code}, but no configuration") from error
-    try:
-        return bool(configuration["vllm_config"]["model_config"]["enable_sleep_mode"])
-    except (KeyError, TypeError) as error:
-        raise UserError(f"{client.base_url} does not say if it has sleep mode; is its version supported?") from error
-
-
 def without_sleep_mode(client: httpx.AsyncClient) -> UserError:
     return UserError(
         f"{client.base_url} has no sleep mode; start it with --enable-sleep-mode and VLLM_SERVER_DEV_MODE=1, on a "
@@ -410,12 +399,3 @@ def alike(one: Sample, other: Sample) -> bool:
     A GPU adds some sums in an order that changes from run to run, which may turn a later token into another.
     """
     return one.ids[:1] == other.ids[:1] and abs(one.logprobs[0] - other.logprobs[0]) < ROUNDING
-
-
-async def fall_asleep(options: EngineOptions, wanted: Wanted | None = None) -> None:
-    """Put the servers to sleep before a policy is loaded on their GPU, so that the room for it can be measured."""
-    engine = VLLMEngine(options, wanted, sleeps=True)
-    try:
-        await engine.fall_asleep()
-    finally:
-        await engine.close()

@@ -76,7 +76,7 @@ def lab(setting: Setting, systems: Sequence[SystemScores]) -> None:
         episodes = [outcomes[question.id].episode for question in questions]
         again = second_searches(episodes, questions, titles)
         verdicts[policy.name] = [*verdict_on(policy.name, arrays, episodes), on_second_searches(again)]
-        tables += tables_of(rows, f"{policy.name} on {len(questions)} questions of {path}", whole=False)
+        tables += tables_of(rows, f"{policy.name} on {len(questions)} questions of {path}")
         shown = [name for name in BY_CLASS if name in rows[0]["metrics"]]
         by_class += class_rows(policy.name, {name: arrays[ASIS][name] for name in shown}, kinds)
     tables.append(Table("By what could have found the answer", ("questions", *shown), by_class, explained(CLASSES)))

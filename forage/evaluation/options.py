@@ -65,7 +65,6 @@ class EvaluationOptions:
 
     def check(self, systems: Systems) -> None:
         """Fail before anything is loaded."""
-        self.sampling.check()
         self.address.check()
         check_at_least_one(self, "concurrency")
         if not self.cutoffs or min(self.cutoffs) < 1:
@@ -74,7 +73,11 @@ class EvaluationOptions:
             raise UserError(f"--systems: choose among {', '.join(systems)}")
         for name in self.systems:
             read_system(name, systems)
-        self.check_scorer()
+        way_out = "make one with python -m forage.extras.testtime.train_scorer"
+        if self.learned and self.scorer is None:
+            raise UserError(f"--systems {self.learned[0]} needs --scorer; {way_out}")
+        if self.scorer is not None and not (self.scorer / "scorer.json").is_file():
+            raise UserError(f"--scorer {self.scorer} holds no scorer.json; {way_out}")
         reads = {"--data": self.data} | {f"--policy {name}": path for name, path in self.sources.items()}
         reads |= {"--scorer": self.scorer} if self.scorer else {}
         check_folder("--output-dir", self.output_dir)
@@ -82,13 +85,6 @@ class EvaluationOptions:
         if not self.policy or len(self.sources) < len(self.policy + self.beside):
             given = " ".join(self.policy + self.beside)
             raise UserError(f"--policy {given}: give each policy its own name, as name=folder")
-
-    def check_scorer(self) -> None:
-        way_out = "make one with python -m forage.extras.testtime.train_scorer"
-        if self.learned and self.scorer is None:
-            raise UserError(f"--systems {self.learned[0]} needs --scorer; {way_out}")
-        if self.scorer is not None and not (self.scorer / "scorer.json").is_file():
-            raise UserError(f"--scorer {self.scorer} holds no scorer.json; {way_out}")
 
     @property
     def learned(self) -> tuple[str, ...]:

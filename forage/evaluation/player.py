@@ -19,7 +19,7 @@ from forage.agent.protocol import Protocol
 from forage.agent.searcher import searching
 from forage.agent.tools import functions_for
 from forage.data.records import Question
-from forage.engines.base import Engine, EngineError, Job
+from forage.engines.base import EngineError, Job
 from forage.engines.choice import open_engine, settled
 from forage.errors import UserError
 from forage.evaluation.options import EvaluationOptions, Systems, read_system
@@ -63,7 +63,11 @@ async def play_policy(
     async with open_engine(
         options.engine, Job(policy.manifest, options.concurrency, setting.agent.max_tokens)
     ) as engine:
-        agree_on(options.output_dir, ways_of(policy, protocol, engine))
+        # What shows the policy's template and tokenizer, and the type it computes in, where that is known here.
+        shown = [protocol.tokenizer.chat_template, protocol.prompt("?"), protocol.join(["?"], None)]
+        ways = {f"template {policy.name}": digest(json.dumps(shown).encode())}
+        ways |= {f"dtype {policy.name}": str(compute_dtype(policy.manifest.dtype))} if engine.exact else {}
+        agree_on(options.output_dir, ways)
         await load_adapter(engine, policy)
         search = BatchedSearch(searching(setting.store, setting.agent), in_line=engine.exact)
         tools = functions_for(setting.agent.tools)
@@ -82,9 +86,8 @@ async def play_system(strategy: Strategy, agent: Agent, log: OutcomeLog, setting
         started = time.perf_counter()
         try:
             outcome = await strategy(agent, questions[name], options.seed)
-            for episode in outcome.tried:
-                if episode.stop == "engine":  # which says nothing about the policy
-                    raise EngineError(episode.cause)
+            if causes := [episode.cause for episode in outcome.tried if episode.stop == "engine"]:
+                raise EngineError(causes[0])  # which says nothing about the policy
         except EngineError as error:
             cause = str(error) or type(error).__name__
             raise UserError(f"{log.name}, {name}: {cause}; start it, then re-run the same command to resume") from error
@@ -98,13 +101,6 @@ async def play_system(strategy: Strategy, agent: Agent, log: OutcomeLog, setting
 
     with RolloutView(log.name, len(unanswered(log, setting))) as view:
         await play_all(lambda: unanswered(log, setting), play_one, write, claims, options.concurrency)
-
-
-def ways_of(policy: Policy, protocol: Protocol, engine: Engine) -> dict[str, str]:
-    """What shows the policy's template and tokenizer, and the type it computes in, where that is known here."""
-    shown = [protocol.tokenizer.chat_template, protocol.prompt("?"), protocol.join(["?"], None)]
-    ways = {f"template {policy.name}": digest(json.dumps(shown).encode())}
-    return ways | ({f"dtype {policy.name}": str(compute_dtype(policy.manifest.dtype))} if engine.exact else {})
 
 
 def log_of(policy: Policy, system: str, options: EvaluationOptions) -> OutcomeLog:

@@ -85,9 +85,9 @@ def print_table(table: Table, console: Console | None = None) -> None:
         console.print(part)
 
 
-def tables_of(rows: Sequence[Mapping[str, Any]], title: str, *, whole: bool) -> list[Table]:
-    """The rows of eval.json: scores, differences and costs; if `whole`, at every cutoff."""
-    shown = columns(rows, whole=whole)
+def tables_of(rows: Sequence[Mapping[str, Any]], title: str) -> list[Table]:
+    """The rows of eval.json: scores, differences and costs."""
+    shown = columns(rows)
     scores = [(row["name"], [figure(row["metrics"][name]) for name in shown]) for row in rows]
     tables = [Table(title, list(shown.values()), scores)]
     if rows[1:]:
@@ -99,23 +99,23 @@ def tables_of(rows: Sequence[Mapping[str, Any]], title: str, *, whole: bool) -> 
     return tables
 
 
-def pair_table(rows: Sequence[Mapping[str, Any]], title: str, below: str, *, whole: bool) -> Table:
+def pair_table(rows: Sequence[Mapping[str, Any]], title: str, below: str) -> Table:
     """Two rows of eval.json beside each other, a line for each score: a pair is read at a glance."""
     first, second = rows
     lines = [
         (label, [*(figure(row["metrics"][name]) for row in rows), difference(second["over_reference"][name])])
-        for name, label in columns(rows, whole=whole).items()
+        for name, label in columns(rows).items()
     ]
     return Table(title, (first["name"], second["name"], "difference"), lines, below)
 
 
-def columns(rows: Sequence[Mapping[str, Any]], *, whole: bool) -> dict[str, str]:
-    """The scores to show with their headings, those of one kind that are equal in every row once; else first cutoffs.
+def columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """The scores to show with their headings, those of one kind that are equal in every row once.
 
     Example: {"mrr": "mrr, mrr@3", "recall@3": "recall@3", "recall@10": "recall@10"}.
     """
     alike: dict[str, list[str]] = {}
-    for name in score_names(rows) if whole else first_cutoffs(score_names(rows)):
+    for name in score_names(rows):
         alike.setdefault(f"{name.partition('@')[0]} {[row['metrics'][name] for row in rows]}", []).append(name)
     return {names[0]: ", ".join(names) for names in alike.values()}
 
@@ -123,14 +123,6 @@ def columns(rows: Sequence[Mapping[str, Any]], *, whole: bool) -> dict[str, str]
 def score_names(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """The metrics where higher is better."""
     return [name for name in rows[0]["metrics"] if name not in COSTS]
-
-
-def first_cutoffs(names: Sequence[str]) -> list[str]:
-    """Example: mrr, recall@3, recall@10 gives mrr, recall@3."""
-    firsts: dict[str, str] = {}
-    for name in names:
-        firsts.setdefault(name.partition("@")[0], name)
-    return list(firsts.values())
 
 
 def figure(found: Interval) -> str:
@@ -176,14 +168,14 @@ def report(setting: Setting) -> list[SystemScores]:
     )
     documents = [question.document for question in questions]
     verdicts = [verdict_on(pair, documents) for pair in pairs]
-    written, printed = (
-        [pair_table(summary(pair[::-1]), f"{pair[0].name} beside {pair[1].name}, paired ({STAR})", says, whole=whole)
-         for pair, says in zip(pairs, verdicts, strict=True)] + tables_of(rows, title, whole=whole)
-        for whole in (True, False)
-    )  # fmt: skip
+    tables = [
+        pair_table(summary(pair[::-1]), f"{pair[0].name} beside {pair[1].name}, paired ({STAR})", says)
+        for pair, says in zip(pairs, verdicts, strict=True)
+    ]
+    tables += tables_of(rows, title)
     write_jsonl(out / "per_question.jsonl", per_question(systems, questions))
     with replacing(out / "table.md") as file:
-        file.write("\n\n".join([*map(str, written), words]) + "\n")
+        file.write("\n\n".join([*map(str, tables), words]) + "\n")
     write_manifest(out / "eval.json", {
         "schema": SCHEMA, "questions": len(questions), "split": options.split, "unit": unit,
         "reference": rows[0]["name"], "options": plain(options), "agent": json.loads(json.dumps(asdict(setting.agent))),
@@ -192,7 +184,7 @@ def report(setting: Setting) -> list[SystemScores]:
         "code": code_of(*setting.rewards.values()), "systems": rows,
     })  # fmt: skip
     say_missing(systems)
-    for table in printed:
+    for table in tables:
         print_table(table)
     for line in (words, *verdicts, f"all results: {out / 'eval.json'}, {out / 'table.md'}"):
         say(line)
@@ -279,11 +271,8 @@ def per_question(systems: Sequence[SystemScores], questions: Sequence[Question])
 
 
 def say_missing(systems: Sequence[SystemScores]) -> None:
-    """Print which scores some of the questions don't have, and of which systems, where only some lack them."""
+    """Print which scores some of the questions don't have of every system."""
     for name in systems[0].arrays:
-        counts = {system.name: int(np.isnan(system.arrays[name]).sum()) for system in systems}
         gaps_Q = np.isnan(np.array([system.arrays[name] for system in systems])).any(axis=0)
         if missing := int(gaps_Q.sum()):
-            lacking = ", ".join(f"{system} lacks {count}" for system, count in counts.items() if count)
-            some = f" of every system ({lacking})" if min(counts.values()) < missing else ""
-            say(f"{missing} of {len(gaps_Q)} questions have no {name}{some}: left out of its means")
+            say(f"{missing} of {len(gaps_Q)} questions have no {name} of every system: left out of its means")

@@ -16,9 +16,7 @@ from typing import Any
 from forage.agent.options import (
     AGENT_FILE,
     AgentSettings,
-    SearchOptions,
     difference,
-    quoted,
     read_agent,
     same_settings,
     write_agent,
@@ -36,7 +34,7 @@ from forage.data.chunking import Chunk
 from forage.data.collection import read_qrels
 from forage.data.records import Question, read_answerable
 from forage.engines.base import Engine
-from forage.errors import UserError, flag
+from forage.errors import UserError
 from forage.evaluation.measures import Grades, grades_of
 from forage.evaluation.options import FREE, MANIFEST, EvaluationOptions
 from forage.files import in_turn, make_folder
@@ -79,15 +77,6 @@ def find_policy(name: str, source: str, version: str) -> Policy:
         return Policy(name, folder, read_policy_manifest(folder), undamaged(adapter))
     base = resolve_model(source)
     return Policy(name, folder, PolicyManifest(folder, base, base, quantized=False), None)
-
-
-def settle_agent(search: SearchOptions, policies: Sequence[Policy]) -> AgentSettings:
-    """How all the policies play, as their agent.json says; a difference is an error.
-
-    A plain model has no agent.json: it plays as the first policy that has one.
-    """
-    folders = [policy.folder for policy in policies]
-    return same_settings([(policy.name, search.settle(policy.folder, *folders)) for policy in policies])
 
 
 async def load_adapter(engine: Engine, policy: Policy) -> None:
@@ -160,7 +149,9 @@ def open_setting(options: EvaluationOptions, make_rewards: MakeRewards) -> Setti
     questions, out, before = choose_questions(options), options.output_dir, recorded(options.output_dir)
     adapters, qrels = before.get("adapters", {}), options.data / "qrels" / f"{options.split}.tsv"
     policies = [find_policy(name, source, adapters.get(name, "")) for name, source in options.sources.items()]
-    agent = settle_agent(options.search, policies)
+    # As their agent.json says. A plain model has none: it plays as the first policy that has one.
+    folders = [policy.folder for policy in policies]
+    agent = same_settings([(policy.name, options.search.settle(policy.folder, *folders)) for policy in policies])
     manifest, fingerprint = manifest_at(options.address, options.data)
     embedder = open_embedder(manifest, before.get("embedder", ""))
     now = {
@@ -176,9 +167,9 @@ def open_setting(options: EvaluationOptions, make_rewards: MakeRewards) -> Setti
     if options.scorer and options.learned:  # by which scorer the learned systems choose, once one of them is played
         now["scorer"] = file_digest(options.scorer / "scorer.json")
     make_folder(out)
-    if (out / AGENT_FILE).exists() and (name := difference(was := read_agent(out), agent)):
-        words = f"{flag(name)} {quoted(getattr(was, name))}, not {quoted(getattr(agent, name))}"
-        raise UserError(f"{out} was begun with {words}; give that, or {WAY_OUT}")
+    if (out / AGENT_FILE).exists() and (differs := difference(read_agent(out), agent)):
+        option, was, now_given = differs
+        raise UserError(f"{out} was begun with {option} {was}, not {now_given}; give that, or {WAY_OUT}")
     agree_on(out, now)
     write_agent(agent, out)
     store = open_address(options.address, options.data)

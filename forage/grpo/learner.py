@@ -14,6 +14,7 @@ from forage.policy.adapters import publish_adapter, restore_adapter
 from forage.policy.checkpoint import load_checkpoint, save_checkpoint
 from forage.policy.logprobs import TokenScores, token_scores
 from forage.policy.packing import TokenBatch
+from forage.processes import broadcast
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -118,7 +119,7 @@ class Learner:
 
     def broadcast(self, value: Any) -> Any:
         """The value of the first process."""
-        return value
+        return broadcast(value)
 
     def first(self, do: Callable[P, T], *args: P.args, **more: P.kwargs) -> T:
         """What the first process alone does, such as writing files; all get what it returns."""

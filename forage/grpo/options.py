@@ -65,10 +65,6 @@ class UpdateOptions:
     loss: LossOptions = field(default_factory=LossOptions)
     optimizer: OptimizerOptions = field(default_factory=OptimizerOptions)
     memory: MemoryOptions = field(default_factory=MemoryOptions)
-    warmup_steps: int = 0
-    """Steps over which the learning rate rises to its peak; 0: none."""
-    schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """Learning rate after the warm-up. linear and cosine fall to 0 at --max-steps."""
     epochs: int = 1
     """Updates made from each step's episodes."""
     combine: Method = "uniform"
@@ -187,11 +183,6 @@ class TrainOptions:
             raise UserError("--vllm-sleep needs a vLLM server; give --engine vllm")
         if world() > 1:
             raise UserError("--vllm-sleep is for one GPU; start one process, or leave it out")
-
-    @property
-    def prompts_shared(self) -> bool:
-        """Whether what episodes begin with in common, such as their prompt, is computed only once."""
-        return self.sequence_parallel == 1
 
 
 # Options that may change when a run is resumed; with any other change it would be another run.

@@ -20,7 +20,7 @@ from forage.agent.episode import Episode
 from forage.agent.rewards import names_of_rewards
 from forage.engines.base import played_at
 from forage.grpo.losses import flat_groups
-from forage.grpo.options import GuardOptions, UpdateOptions
+from forage.grpo.options import GuardOptions
 from forage.grpo.players import Play
 from forage.grpo.resume import Run
 from forage.grpo.update import TrainingBatch
@@ -47,7 +47,8 @@ def collect(run: Run, plan: Plan, batch: TrainingBatch, training: Mapping[str, f
     episodes = batch.episodes
     rewards: dict[str, list[float | None]] = {"overall": list(batch.means_N.tolist())}
     rewards |= {name: [episode.rewards.get(name) for episode in episodes] for name in names_of_rewards(episodes)}
-    if learns_from_another(run.options.update):
+    update = run.options.update
+    if update.combine != "uniform" or update.overlong == "punish":  # it learns from another than the weighted mean
         rewards[AS_TRAINED] = list(batch.combined_N.tolist())
     return StepStats(
         step=run.step,
@@ -66,7 +67,9 @@ def collect(run: Run, plan: Plan, batch: TrainingBatch, training: Mapping[str, f
         flat_by_reward=flat_counts(rewards, [episode.question_id for episode in episodes]),
         notes=[f"{name} is {value}" for name, value in training.items() if not math.isfinite(value)],
         seconds=run.phases.take() | waited(episodes),
-        memory_gib=peak_memory(),
+        memory_gib=torch.cuda.max_memory_allocated() / 2**30
+        if torch.cuda.is_available()
+        else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,
         workers={} if run.options.rollouts == "own" else counted(episode.worker for episode in episodes),
         servers=counted(episode.server for episode in episodes),
     )
@@ -86,11 +89,6 @@ def counted(names: Iterable[str]) -> dict[str, int]:
     return dict(sorted(Counter(filter(None, names)).items()))
 
 
-def learns_from_another(options: UpdateOptions) -> bool:
-    """Whether training learns from another reward than the weighted mean."""
-    return options.combine != "uniform" or options.overlong == "punish"
-
-
 def waited(episodes: Sequence[Episode]) -> dict[str, float]:
     """Mean seconds an episode waited for the engine and for searches, both of them part of the rollout."""
     names = ("generate", "search")
@@ -108,13 +106,6 @@ def figures_of(episodes: Sequence[Episode]) -> EpisodeFigures:
         "sampled_tokens": sum(e.sampled for e in episodes) / count,
         "tokens": sum(len(e.ids) for e in episodes) / count,
     }
-
-
-def peak_memory() -> float:
-    """GiB at the peak: of the GPU if there is one, else of this process."""
-    if torch.cuda.is_available():
-        return torch.cuda.max_memory_allocated() / 2**30
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
 
 
 class Reports:

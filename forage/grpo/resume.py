@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Collection, Iterable
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +26,8 @@ from forage.files import remove_folder
 from forage.grpo.learner import Learner
 from forage.grpo.losses import advantage_named, loss_named
 from forage.grpo.options import FREE, TrainOptions
-from forage.manifest import contradictions, flat, plain, read_manifest_as, write_manifest
+from forage.manifest import contradictions, flat, plain
 from forage.policy.adapters import DIGITS, adapter_path, sampled_by, version_name, versions, weights_digest
-from forage.policy.packing import OutOfMemory
 from forage.rollout.agreement import (
     RUN_FILE,
     RunManifest,
@@ -116,9 +115,9 @@ def plan_evaluation(run: Run) -> Plan:
     )  # fmt: skip
 
 
-def checkpoint_fields(run: Run, fixed: dict[str, Any]) -> dict[str, Any]:
+def checkpoint_fields(run: Run) -> dict[str, Any]:
     """What a checkpoint saves, with the options that may not change."""
-    return {name: getattr(run, name) for name in ("step", *KEPT)} | {"options": fixed}
+    return {name: getattr(run, name) for name in ("step", *KEPT)} | {"options": fixed_options(run.options)}
 
 
 # Resuming
@@ -275,7 +274,11 @@ def tidy(options: TrainOptions, step: int) -> None:
     there, evaluated = versions(options.run_dir), read_evaluations(options.run_dir)
     for version in set(there) - kept_versions(there, options, evaluated):
         remove_folder(adapter_path(options.run_dir, version))
-    compress_episodes(options.run_dir, step, evaluated)
+    # Looking into every step's folder after each step would make a run of thousands of steps wait for its file system.
+    for number in range(max(0, step - RECENT), step + 1):
+        done = [f"{number:06d}"] * (number < step) + [f"{number:06d}-eval"] * (number in evaluated)
+        for path in [path for name in done for path in (options.run_dir / "episodes" / name).glob("*.jsonl")]:
+            compress(path)
 
 
 def kept_versions(there: Iterable[int], options: TrainOptions, evaluated: Collection[int]) -> set[int]:
@@ -289,64 +292,3 @@ def kept_versions(there: Iterable[int], options: TrainOptions, evaluated: Collec
         return set(ordered)
     last = max(options.keep_adapters, options.guard.rollback_steps + 1, options.max_staleness + 2)
     return {*ordered[:1], *ordered[-last:], *(version for version in ordered if version in evaluated)}
-
-
-def compress_episodes(run_dir: Path, step: int, evaluated: Collection[int]) -> None:
-    """Compress the episodes of the last few steps before this one, and of their evaluations.
-
-    Looking into every step's folder after each step would make a run of thousands of steps wait for its file system.
-    """
-    for number in range(max(0, step - RECENT), step + 1):
-        done = [f"{number:06d}"] * (number < step) + [f"{number:06d}-eval"] * (number in evaluated)
-        for path in [path for name in done for path in (run_dir / "episodes" / name).glob("*.jsonl")]:
-            compress(path)
-
-
-# Out of memory where a step can't be tried again in the same process, as processes that share it stop
-
-SHORTAGE, MOST = "shortage.json", 3
-
-
-@dataclass(frozen=True)
-class Shortage:
-    """The last one."""
-
-    step: int
-    times: int
-    """How often memory has run out at this step."""
-    budget: int
-    """Tokens of a micro-batch to go on with."""
-    settings: dict[str, Any]
-    """With other settings it says nothing."""
-
-
-def settings_of(run: Run) -> dict[str, Any]:
-    options = run.options
-    return plain(options.update.memory) | {"sharding": options.sharding, "offload": options.offload}
-
-
-def heed_shortage(run: Run, learner: Learner) -> Shortage | None:
-    """Begin with micro-batches that an earlier start came to; refuse to die at one step for ever."""
-    path = run.options.run_dir / SHORTAGE
-    last = read_manifest_as(Shortage, path, "remove it") if path.exists() else None
-    if last is None or last.settings != settings_of(run):
-        return None
-    if last.step == run.step and last.times >= MOST:
-        raise UserError(
-            f"memory ran out {last.times} times at step {run.step}, however small the micro-batches; give "
-            "--gradient-checkpointing, --offload optimizer, a lower --token-budget, or more GPUs (in .env: TRAIN_ARGS, "
-            "OFFLOAD, TRAIN_PROCESSES), then re-run to resume"
-        )
-    learner.lowered_budget = last.budget
-    if learner.rank == 0:
-        print(f"memory ran out at step {last.step}: continuing with micro-batches of {last.budget} tokens")
-    return last
-
-
-def note_shortage(run: Run, error: OutOfMemory, last: Shortage | None) -> None:
-    """Any of the processes may be the one that ran short; if several are, they write the same, by what this start
-    began with.
-    """
-    times = last.times + 1 if last and last.step == run.step else 1
-    known = Shortage(run.step, times, error.budget, settings_of(run))
-    write_manifest(run.options.run_dir / SHORTAGE, asdict(known))

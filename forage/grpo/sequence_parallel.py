@@ -89,23 +89,18 @@ class SequenceParallelPolicy:
         from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
         del mask
-        query, key, value = (self._all_tokens(part_BHTD) for part_BHTD in (query, key, value))
+        query, key, value = map(self._exchanged, (query, key, value))
         seen_BTHD, _ = sdpa_attention_forward(module, query, key, value, None, **options)
-        return self._all_heads(seen_BTHD), None
+        return self._exchanged(seen_BTHD), None
 
-    def _all_tokens(self, part_BHTD: Tensor) -> Tensor:
-        """(B, H, T / P, D) to (B, H / P, T, D)."""
-        split_BPHTD = torch.unflatten(part_BHTD, 1, (self.size, -1))
-        return self._exchange(split_BPHTD.movedim(1, 0)).movedim(0, 2).flatten(2, 3)
+    def _exchanged(self, part: Tensor) -> Tensor:
+        """Shares of the heads become shares of the tokens, and the other way round.
 
-    def _all_heads(self, part_BTHD: Tensor) -> Tensor:
-        """(B, T, H / P, D) to (B, T / P, H, D)."""
-        split_BPTHD = torch.unflatten(part_BTHD, 1, (self.size, -1))
-        return self._exchange(split_BPTHD.movedim(1, 0)).movedim(0, 2).flatten(2, 3)
-
-    def _exchange(self, parts: Tensor) -> Tensor:
-        got: Tensor = _AllToAll.apply(parts, self.group)  # type: ignore[no-untyped-call]
-        return got
+        (B, H, T / P, D) gives (B, H / P, T, D); (B, T, H / P, D) gives (B, T / P, H, D).
+        """
+        split = torch.unflatten(part, 1, (self.size, -1)).movedim(1, 0)
+        got: Tensor = _AllToAll.apply(split, self.group)  # type: ignore[no-untyped-call]
+        return got.movedim(0, 2).flatten(2, 3)
 
     def gather_scores(self, scores: TokenScores, batch: TokenBatch) -> TokenScores:
         """The scores of all tokens, from all processes; a gradient flows to this process's own tokens only."""

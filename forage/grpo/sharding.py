@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -34,15 +34,12 @@ from forage.processes import (
     Sharding,
     all_gather,
     all_reduced,
-    broadcast,
     check_sharding,
     process_device,
     rank,
     wait_for_all,
     world,
 )
-
-OPERATIONS: dict[str, Literal["max", "min"]] = {"max": "max", "min": "min"}  # by the suffix of a figure's name
 
 
 class GatheredState:
@@ -145,7 +142,7 @@ class ShardedLearner(Learner):
     def publish(self, folder: Path, version: int) -> Path:
         weights = self._full_weights()
         if self.rank == 0:
-            publish_adapter(_PolicyWithWeights(self.policy, weights), folder, version)
+            publish_adapter(self.policy, folder, version, state_dict=weights)
         wait_for_all()
         return adapter_path(folder, version)
 
@@ -167,11 +164,18 @@ class ShardedLearner(Learner):
 
     def save(self, folder: Path, step: int, extra: Any) -> None:
         gathered = GatheredState(self.names, self.strategy.gather(), self.strategy.updates())
-        random = self._gathered_random()
+        # Every process's random state, as each draws its own; forage.policy.checkpoint saves only one.
+        own = {"cpu": torch.get_rng_state()}
+        if self.device.type == "cuda":
+            own["cuda"] = torch.cuda.get_rng_state(self.device)
+        states = enumerate(all_gather(own))
+        random = {f"{rank}.{name}": state for rank, parts in states for name, state in parts.items()}
         if self.rank == 0:
             older = list(folder.glob("random-*.safetensors"))
             folder.mkdir(parents=True, exist_ok=True)
-            _save_atomically(random, path := _random_path(folder, step))
+            path = _random_path(folder, step)
+            with replacing(path) as file:
+                file.buffer.write(save(random))
             save_checkpoint(folder, step, gathered, gathered.optimizer, extra)
             for other in set(older) - {path}:
                 other.unlink()
@@ -184,14 +188,6 @@ class ShardedLearner(Learner):
             self.strategy.scatter(gathered.values(), gathered.updates())
             self._set_random(_random_path(folder, found[0]))
         return found
-
-    def _gathered_random(self) -> dict[str, Tensor]:
-        """Every process's random state, as each draws its own; forage.policy.checkpoint saves only one."""
-        own = {"cpu": torch.get_rng_state()}
-        if self.device.type == "cuda":
-            own["cuda"] = torch.cuda.get_rng_state(self.device)
-        all_states = self.all_gather(own)
-        return {f"{rank}.{name}": state for rank, states in enumerate(all_states) for name, state in states.items()}
 
     def _set_random(self, path: Path) -> None:
         states = load_file(path) if path.exists() else {}
@@ -207,18 +203,13 @@ class ShardedLearner(Learner):
     def sums(self, values: dict[str, Tensor]) -> dict[str, Tensor]:
         summed = {}
         for name, value in sorted(values.items()):
-            operation: Literal["sum", "max", "min"] = OPERATIONS.get(name.rpartition("_")[2], "sum")
+            suffix = name.rpartition("_")[2]
+            operation = suffix if suffix in ("max", "min") else "sum"
             own = value.to(self.device)
             if operation == "sum" and self.rank % self.sequence_parallel:
                 own = torch.zeros_like(own)  # processes that share rows all have the same figures, which count once
             summed[name] = all_reduced(own, operation)
         return {name: summed[name] for name in values}
-
-    def broadcast(self, value: Any) -> Any:
-        return broadcast(value)
-
-    def all_gather(self, value: Any) -> list[Any]:
-        return all_gather(value)
 
     def shard(self, items: Iterable[Any]) -> list[Any]:
         """This process's micro-batches; all processes get the same number, padded with an empty one if need be.
@@ -231,23 +222,8 @@ class ShardedLearner(Learner):
         return batches[self.rank // self.sequence_parallel :: shares]
 
 
-class _PolicyWithWeights:
-    """Stands in for a policy when an adapter is published: its save_pretrained writes the given weights."""
-
-    def __init__(self, policy: Any, weights: dict[str, Tensor]) -> None:
-        self.policy, self.weights = policy, weights
-
-    def save_pretrained(self, folder: Path, **options: Any) -> None:
-        self.policy.save_pretrained(folder, state_dict=self.weights, **options)
-
-
 def _random_path(folder: Path, step: int) -> Path:
     return folder / f"random-{step:06d}.safetensors"
-
-
-def _save_atomically(tensors: dict[str, Tensor], path: Path) -> None:
-    with replacing(path) as file:
-        file.buffer.write(save(tensors))
 
 
 # Lockstep: processes that share a policy must all pass through the same layers equally often
@@ -269,21 +245,21 @@ class LockstepScorer(Scorer):
 
     def forward(self, batch: TokenBatch, temperature: float) -> TokenScores:
         if self.shared:
-            return self._score_shared_rows(self.shared, batch, temperature)
+            if batch.tree is not None:
+                raise ValueError("the rows of a tree can't be split among processes")
+            part = self.shared.own_columns(batch)
+            return self.shared.gather_scores(token_scores(self.shared, part, self.chunk, temperature), batch)
         predicted = batch.predictions
         # Before the output layer is gathered for the first time: processes may not wait for different things.
-        missing = self._missing_chunks(max(predicted, 1)) if self.same_chunks else 0
+        missing = 0
+        if self.same_chunks:
+            own = math.ceil(max(predicted, 1) / self.chunk)
+            missing = int(all_reduced(torch.tensor(own, device=process_device()), "max")) - own
         if predicted:
             scores = token_scores(self.policy, batch, self.chunk, temperature)
         else:
             scores = self._score_dummy_tokens(batch, temperature)
         return scores._replace(logprobs_BT=scores.logprobs_BT + self._empty_chunks(missing)) if missing else scores
-
-    def _score_shared_rows(self, shared: SequenceParallelPolicy, batch: TokenBatch, temperature: float) -> TokenScores:
-        if batch.tree is not None:
-            raise ValueError("the rows of a tree can't be split among processes")
-        part = shared.own_columns(batch)
-        return shared.gather_scores(token_scores(shared, part, self.chunk, temperature), batch)
 
     def _score_dummy_tokens(self, batch: TokenBatch, temperature: float) -> TokenScores:
         positions_BT = torch.tensor([[0, 1]], device=batch.ids_BT.device)
@@ -292,11 +268,6 @@ class LockstepScorer(Scorer):
         nothing_BT = torch.zeros(batch.ids_BT.shape, device=batch.ids_BT.device)
         through = token_scores(self.policy, dummy, self.chunk, temperature).logprobs_BT.sum() * 0
         return TokenScores(nothing_BT + through, nothing_BT)
-
-    def _missing_chunks(self, predicted: int) -> int:
-        """How many chunks fewer this process has than the one with the most."""
-        own = math.ceil(predicted / self.chunk)
-        return int(all_reduced(torch.tensor(own, device=process_device()), "max")) - own
 
     def _empty_chunks(self, count: int) -> Tensor:
         """Pass as many tokens through the output layer as chunks are missing, in the way that chunks take."""

@@ -50,7 +50,7 @@ MOMENTS = ("exp_avg", "exp_avg_sq")  # AdamW's state for each weight, besides th
 
 def make_strategy(
     scorer: Scorer, weight_decay: float, sharding: Sharding, offload: Offload, configs: Path
-) -> Replicated | Zero2:
+) -> Replicated:
     if sharding == "none":
         return Replicated(scorer, weight_decay)
     if sharding == "fsdp2":
@@ -177,7 +177,7 @@ class FullyShardedDataParallel(Replicated):
         return _local(_like(self.weights[number], full))
 
 
-class Zero2:
+class Zero2(Replicated):
     """DeepSpeed's ZeRO-2, with torch's AdamW."""
 
     def __init__(self, scorer: Scorer, weight_decay: float, config: dict[str, Any]) -> None:
@@ -214,19 +214,6 @@ class Zero2:
         self.zero.clip_grad = max_norm
         self.engine.step()  # skips the update where the norm is not finite
         return float(self.engine.get_global_grad_norm())
-
-    def working_weights(self) -> list[Tensor]:
-        return [weight.data for weight in self.weights]
-
-    def own_part(self, number: int, full: Tensor) -> Tensor:
-        return full
-
-    def release(self) -> None:
-        """Nothing to do: no weights were gathered."""
-
-    def updates(self) -> float:
-        """How many updates there have been."""
-        return self.states[0]["step"].item()
 
     def gather(self) -> list[list[Tensor]]:
         utils = self.deepspeed_utils

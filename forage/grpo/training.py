@@ -22,11 +22,8 @@ from forage.grpo.resume import (
     Run,
     checkpoint_fields,
     evaluations_so_far,
-    fixed_options,
     foreign,
-    heed_shortage,
     intact,
-    note_shortage,
     open_run,
     plan_evaluation,
     put_episodes_right,
@@ -35,12 +32,11 @@ from forage.grpo.resume import (
     write_plans,
 )
 from forage.grpo.sharding import ShardedLearner
-from forage.grpo.update import UpdateContext, learning_rate, prepare, update
+from forage.grpo.update import UpdateContext, prepare, update
 from forage.metrics import bootstrapped
 from forage.policy.adapters import adapter_path, versions, weights_digest, whole_digest
 from forage.policy.logprobs import unsharable
 from forage.policy.manifest import PolicyManifest
-from forage.policy.packing import OutOfMemory
 from forage.policy.policy import load_policy
 from forage.processes import join_processes, world
 from forage.rollout.agreement import RunManifest
@@ -55,9 +51,12 @@ def train(
 ) -> None:
     """Train from the last checkpoint to the last step. Every process runs this; `learner.first` is for one to do."""
     run, run_dir = open_run(options, learner, manifest, questions), options.run_dir
-    shortage = heed_shortage(run, learner)
-    begin(run, learner)
-    shared = options.prompts_shared and not unsharable(learner.policy.config)
+    # The run folder is put right before anything is published in it, and its episodes once the adapter is.
+    learner.first(put_right, run)
+    publish(learner, run)
+    learner.first(put_episodes_right, run)
+    learner.first(tidy, options, run.step)
+    shared = options.sequence_parallel == 1 and not unsharable(learner.policy.config)
     with open_reports(run, first=learner.rank == 0) as reports:
         while True:
             # Everything before the checkpoint can be done again with the same result, so a killed run resumes exactly.
@@ -74,31 +73,19 @@ def train(
             play.sleep(run.phases)
             replaces_flat = options.replace_flat > 0
             batch = prepare(episodes, options.update, manifest.weights, max_tokens, replaces_flat=replaces_flat)
-            rate = learning_rate(run.step, options.update, options.max_steps)
+            rate = options.update.optimizer.learning_rate
             context = UpdateContext(options.update, rate, options.rollout.temperature, shared, run.phases)
             # Makes dropout the same however often the run was killed, whether its episodes were played or read again.
             torch.manual_seed((options.rollout.seed * 1_000_003 + run.step) * learner.world + learner.rank)
-            try:
-                figures = update(learner, batch, context)
-            except OutOfMemory as error:
-                note_shortage(run, error, shortage)
-                raise
+            figures = update(learner, batch, context)
             stats = guard(run, learner, collect(run, plan, batch, figures))
             run.step, run.history = run.step + 1, [*run.history, stats]
             learner.first(write_stats, run_dir, stats)
             with run.phases("checkpoint"):
-                learner.save(run_dir / "state", run.step, checkpoint_fields(run, fixed_options(options)))
+                learner.save(run_dir / "state", run.step, checkpoint_fields(run))
             learner.first(end_step, run, plan, reports)
         learner.first(tidy, options, run.step)  # the last evaluation came after the last step
         learner.first(reports.end, play)
-
-
-def begin(run: Run, learner: Learner) -> None:
-    """Put the run folder right and publish the adapter to begin with."""
-    learner.first(put_right, run)
-    publish(learner, run)
-    learner.first(put_episodes_right, run)
-    learner.first(tidy, run.options, run.step)
 
 
 def end_step(run: Run, plan: Plan, reports: Reports) -> None:

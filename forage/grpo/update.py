@@ -30,7 +30,7 @@ from forage.grpo.losses import (
     widest,
 )
 from forage.grpo.options import LossOptions, UpdateOptions
-from forage.policy.packing import Budget, OutOfMemory, TokenBatch, Tokens, pack, pack_trees, values_like
+from forage.policy.packing import Budget, TokenBatch, Tokens, pack, pack_trees, values_like
 from forage.rollout.plans import is_flat
 from forage.runs.stats import Phases
 
@@ -201,7 +201,7 @@ def update(learner: Learner, batch: TrainingBatch, context: UpdateContext) -> di
 
     for _ in range(context.options.epochs):  # memory that runs out leaves those before it: they changed the policy
         sums = within_memory(lambda tokens: learn_epoch(tokens, learner, taught, old, context))
-        figures["grad_norm"] = change_weights(learner, context, budget.tokens)
+        figures["grad_norm"] = change_weights(learner, context)
         old.known = True
     with context.phases("likelihood"):
         gain = within_memory(lambda tokens: likelihood_gain(learner, taught, old, tokens, context))
@@ -249,7 +249,7 @@ def learn_epoch(
     ]
 
 
-def change_weights(learner: Learner, context: UpdateContext, budget: int) -> float:
+def change_weights(learner: Learner, context: UpdateContext) -> float:
     """Change the policy by the gradients; returns their norm. Without memory for that, the run can only stop.
 
     Some weights may have been changed and others not. The checkpoint is of before the step, so nothing is lost.
@@ -257,10 +257,9 @@ def change_weights(learner: Learner, context: UpdateContext, budget: int) -> flo
     try:
         return learner.step(context.learning_rate, context.options.optimizer.max_norm)
     except torch.OutOfMemoryError as error:
-        raise OutOfMemory(
+        raise UserError(
             f"out of memory in the optimizer ({first_line(error)}); share its state between several processes "
-            "(--sharding) or keep it on the CPU (--offload optimizer), then re-run the same command to resume",
-            budget,
+            "(--sharding) or keep it on the CPU (--offload optimizer), then re-run the same command to resume"
         ) from error
 
 
@@ -301,18 +300,3 @@ def learn_part(
     with context.phases("backward"):
         learner.backward(loss, last=last)
     return sums
-
-
-def learning_rate(step: int, options: UpdateOptions, max_steps: int) -> float:
-    """The learning rate of a step.
-
-    Example: linear with 4 warm-up steps of 12: 1/4, 2/4, 3/4 and 4/4 of the full rate, then 8/8, 7/8, ..., 1/8.
-    """
-    if step < options.warmup_steps:
-        return options.optimizer.learning_rate * (step + 1) / options.warmup_steps
-    if options.schedule == "constant":
-        return options.optimizer.learning_rate
-    done = (step - options.warmup_steps) / max(1, max_steps - options.warmup_steps)
-    return options.optimizer.learning_rate * (
-        1 - done if options.schedule == "linear" else (1 + math.cos(math.pi * done)) / 2
-    )

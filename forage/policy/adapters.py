@@ -129,12 +129,15 @@ def restore_adapter(policy: Any, folder: Path) -> None:
     set_peft_model_state_dict(policy, load_peft_weights(str(folder), device=str(device)))
 
 
-def publish_adapter(policy: Any, folder: Path, version: int, *, overwrite: bool = False) -> Path:
-    """Save a PEFT model's adapter as the given version. It appears complete: no reader sees half of it."""
+def publish_adapter(policy: Any, folder: Path, version: int, *, overwrite: bool = False, **more: Any) -> Path:
+    """Save a PEFT model's adapter as the given version. It appears complete: no reader sees half of it.
+
+    `more` is for PEFT, such as the `state_dict` of a policy that is shared out.
+    """
     target = adapter_path(folder, version)
     with replacing_folder(target, overwrite=overwrite) as partial:
         # Left to choose, PEFT asks the hub at each publish whether the base has another vocabulary there.
-        policy.save_pretrained(partial, selected_adapters=["default"], save_embedding_layers=False)
+        policy.save_pretrained(partial, selected_adapters=["default"], save_embedding_layers=False, **more)
         (partial / "README.md").unlink(missing_ok=True)  # PEFT's template of a model card, not filled in
         list_contents(partial)
     return target

@@ -69,11 +69,6 @@ def model_choice(on_gpu: str = HUB_MODEL) -> Choice:
     return Choice(PACKAGED_MODEL, "there is no GPU")
 
 
-def quantizes(wanted: bool | None = None) -> bool:
-    """Whether a base is stored in 4 bits: as --quantize says, else on a GPU."""
-    return torch.cuda.is_available() if wanted is None else wanted
-
-
 def check_folder(folder: Path) -> None:
     """Refuse a folder that is not a model, or only part of one."""
     if not (folder / "config.json").is_file():

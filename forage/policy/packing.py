@@ -77,9 +77,12 @@ class Branches:
                 self.masks[times] = tuple(
                     torch.zeros(each.shape, dtype=self.dtype).masked_fill_(~each, -torch.inf) for each in seen
                 )
+            # Heads that share keys become queries of one head, so that keys are never repeated.
             found = [
-                grouped_attention(own, *way, mask, scale)
-                for own, way, mask in zip(owns, ways, self.masks[times], strict=True)
+                scaled_dot_product_attention(
+                    own.reshape(1, keys.shape[1], -1, own.shape[-1]), keys, values, attn_mask=mask_PQ, scale=scale
+                ).reshape(*own.shape[:3], values.shape[-1])
+                for own, (keys, values), mask_PQ in zip(owns, ways, self.masks[times], strict=True)
             ]
         else:
             # Queries belong to the last keys. Flash attention aligns them so, and takes shared heads as they are.
@@ -91,15 +94,6 @@ class Branches:
                 for own, (keys, values) in zip(owns, ways, strict=True)
             ]  # fmt: skip
         return torch.cat(found, dim=2)
-
-
-def grouped_attention(own: Tensor, keys: Tensor, values: Tensor, mask_PQ: Tensor, scale: float | None) -> Tensor:
-    """Heads that share keys become queries of one head, so that keys are never repeated."""
-    shared, width = keys.shape[1], own.shape[-1]
-    found = scaled_dot_product_attention(
-        own.reshape(1, shared, -1, width), keys, values, attn_mask=mask_PQ, scale=scale
-    )
-    return found.reshape(*own.shape[:3], values.shape[-1])
 
 
 def on_way(states: Tensor, branch: Branch) -> Tensor:
@@ -321,15 +315,6 @@ def _rows(rows: Sequence[Sequence[int]]) -> Tensor:
 # Out of memory
 
 
-class OutOfMemory(UserError):
-    """Memory ran out, and this process can't go on."""
-
-    def __init__(self, message: str, budget: int) -> None:
-        super().__init__(message)
-        self.budget = budget
-        """Tokens of a micro-batch that another start should take."""
-
-
 @dataclass
 class Budget:
     """The most tokens of a micro-batch."""
@@ -353,12 +338,11 @@ class Budget:
                 lower = max(self.tokens // 2, longest)
                 fewer = lower < self.tokens
                 if not (fewer and can_start_over):
-                    goes_on = f"; re-run the same command to go on with {lower}" if fewer else ""
-                    less = "a lower --token-budget, " if fewer else ""
-                    raise OutOfMemory(
-                        f"out of memory with micro-batches of {self.tokens} tokens ({first_line(error)}){goes_on}; "
-                        f"give {less}--gradient-checkpointing, or shorter episodes (--max-tokens)",
-                        lower,
+                    less = f"--token-budget {lower}, " if fewer else ""
+                    raise UserError(
+                        f"out of memory with micro-batches of {self.tokens} tokens ({first_line(error)}); give {less}"
+                        "--gradient-checkpointing, or shorter episodes (--max-tokens), and re-run to resume (in .env: "
+                        "TRAIN_ARGS)"
                     ) from error
             drop_gradients()
             torch.cuda.empty_cache()

@@ -31,7 +31,10 @@ def model_card(
     """
     name = base_name if base != Path(base_name) else base.resolve().name
     policy = adapter.resolve().parent.parent  # where the adapter is one of a policy's or a run's
-    licence = licence_of(base)
+    told = base / "README.md"
+    top = told.read_text(encoding="utf-8", errors="replace").split("---")[1:2] if told.is_file() else []
+    found = re.search(r"^license:\s*(\S+)", top[0], re.MULTILINE) if top else None
+    licence = found[1] if found else ""
     head = ModelCardData(
         base_model=name, license=licence or None, library_name="transformers", pipeline_tag="text-generation"
     )
@@ -191,11 +194,3 @@ def making(adapter: Path, base: str, licence: str, dtype: str, proof: Proof | No
         rows["rewards"] = " + ".join(f"{weight:g} {name}" for name, weight in run.weights.items())
     lines = ["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows.items())]
     return "\n".join(["## How it was made\n", *lines])
-
-
-def licence_of(base: Path) -> str:
-    """The licence that the base's own card names."""
-    path = base / "README.md"
-    head = path.read_text(encoding="utf-8", errors="replace").split("---")[1:2] if path.is_file() else []
-    found = re.search(r"^license:\s*(\S+)", head[0], re.MULTILINE) if head else None
-    return found[1] if found else ""

@@ -67,7 +67,6 @@ class RolloutOptions:
 
     def check(self) -> None:
         """Fail before anything is loaded."""
-        self.sampling.check()
         self.address.check()
         check_at_least_one(self, "num_rollouts", "batch_size", "concurrency")
 

@@ -127,11 +127,9 @@ class EpisodeWriter:
 
     def __call__(self, question_id: str, episodes: Sequence[Episode]) -> None:
         self.check()
-        self.path = self.path or self._new_file()
+        unused = (path for path in unwritten(self.folder, self.claims.worker) if self.claims.create(path, ""))
+        self.path = self.path or next(unused)
         append_episodes(self.path, [replace(episode, worker=self.claims.worker) for episode in episodes])
-
-    def _new_file(self) -> Path:
-        return next(path for path in unwritten(self.folder, self.claims.worker) if self.claims.create(path, ""))
 
 
 def unwritten(folder: Path, worker: str) -> Iterator[Path]:

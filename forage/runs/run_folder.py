@@ -43,20 +43,16 @@ def run_folder(folder: Path, options: Any = None, free: Sequence[str] = (), **mo
             try:
                 yield
             except BaseException:  # Ctrl-C too; it is raised again
-                forget_empty_run(folder)
+                # Of a run that holds nothing but its settings, and why its server did not start, no settings stay.
+                if {part.name for part in folder.iterdir()} <= SETTINGS | {SERVER_LOG}:
+                    for name in SETTINGS - {".lock"}:
+                        (folder / name).unlink(missing_ok=True)
                 raise
     except BaseException:
         with suppress(OSError):  # one that holds something stays
             for path in made:
                 path.rmdir()
         raise
-
-
-def forget_empty_run(folder: Path) -> None:
-    """Remove the settings of a run that holds nothing else, but for why its server did not start."""
-    if {part.name for part in folder.iterdir()} <= SETTINGS | {SERVER_LOG}:
-        for name in SETTINGS - {".lock"}:
-            (folder / name).unlink(missing_ok=True)
 
 
 def keep_options(

@@ -25,7 +25,6 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from functools import cached_property
-from numbers import Integral
 from pathlib import Path
 from typing import Any, NotRequired
 
@@ -45,10 +44,10 @@ from forage.text import encodable, from_json, say, typed
 
 
 class Phases:
-    """Stopwatches by name. Overlapping phases of one name, nested or in asyncio tasks, count once.
+    """Stopwatches by name.
 
-    Example: phases("rollout") from second 0 to 10, within it phases("search") from 2 to 5 and another from 4 to 8, give
-    {"rollout": 10, "search": 6}.
+    Example: phases("rollout") from second 0 to 10, and within it phases("search") from 2 to 5, give
+    {"rollout": 10, "search": 3}.
 
     `synchronize` is called before a phase's end is measured, to wait for work that a GPU still does for it; else that
     would count as the next phase's. After an error nothing is waited for.
@@ -59,30 +58,20 @@ class Phases:
     ) -> None:
         self._clock, self._synchronize = clock, synchronize
         self._seconds: dict[str, float] = {}
-        self._running: dict[str, tuple[int, float]] = {}  # name: (how many, counted since)
 
     @contextmanager
     def __call__(self, name: str) -> Iterator[None]:
         beat()
-        count, since = self._running.get(name, (0, self._clock()))
-        self._running[name] = count + 1, since
+        begun = self._clock()
         try:
             yield
             self._synchronize()
         finally:
-            count, since = self._running.pop(name)
-            if count > 1:
-                self._running[name] = count - 1, since
-            else:
-                self._seconds[name] = self._seconds.get(name, 0.0) + self._clock() - since
+            self._seconds[name] = self._seconds.get(name, 0.0) + self._clock() - begun
 
     def take(self) -> dict[str, float]:
-        """Seconds by name since the last take, including phases that still run; counting then starts from 0."""
-        now, taken = self._clock(), self._seconds
-        for name, (count, since) in self._running.items():
-            taken[name] = taken.get(name, 0.0) + now - since
-            self._running[name] = count, now
-        self._seconds = {}
+        """Seconds by name since the last take."""
+        taken, self._seconds = self._seconds, {}
         return taken
 
 
@@ -174,8 +163,8 @@ class StepStats:
     """Warnings, one sentence each, without times, which differ from run to run."""
     seconds: dict[str, float] = field(default_factory=dict)
     """Wall-clock seconds by phase: rollout (which includes generate and search), rewards, logprobs, backward, publish,
-    evaluation; step is the whole. With --rollouts service also rollout_wait, a part of rollout and evaluation:
-    the trainer waited for episodes."""
+    evaluation. With --rollouts service also rollout_wait, a part of rollout and evaluation: the trainer waited for
+    episodes. In older versions also step, the whole."""
     memory_gib: float = 0.0
     """Peak memory of the GPU, or without one of the process."""
     workers: Mapping[str, int] = field(default_factory=dict)
@@ -211,9 +200,9 @@ def step_seconds(stats: StepStats) -> float:
 
 
 def to_row(stats: StepStats) -> dict[str, Any]:
-    """The JSON object; NaN and infinity are refused with the name of their field."""
+    """The JSON object."""
     names = ["schema", *(item.name for item in fields(stats) if item.name != "schema")]
-    row = {name: _plain(getattr(stats, name), f"step {stats.step}: {name}") for name in names}
+    row = {name: getattr(stats, name) for name in names}
     values = {name: row.pop(name) for name in MEASURED}
     measured = {"measured": {name: value for name, value in values.items() if value or name not in OPTIONAL}}
     # People read the files too, so the summary comes right after the values it is computed from.
@@ -231,9 +220,14 @@ def stats_path(run_dir: Path, step: int) -> Path:
 
 
 def write_stats(run_dir: Path, stats: StepStats) -> Path:
-    """Write a step's file; a step that is repeated replaces its file."""
-    lines = (f"{json.dumps(k)}: {json.dumps(v, ensure_ascii=False, allow_nan=False)}" for k, v in to_row(stats).items())
-    text = "{\n" + ",\n".join(lines) + "\n}\n"
+    """Write a step's file; a step that is repeated replaces its file. NaN and infinity are refused."""
+    try:
+        row = {json.dumps(k): json.dumps(v, ensure_ascii=False, allow_nan=False) for k, v in to_row(stats).items()}
+    except ValueError as error:
+        raise UserError(
+            f"step {stats.step}: {error}; training diverged: lower the learning rate, or mend a reward"
+        ) from error
+    text = "{\n" + ",\n".join(f"{name}: {value}" for name, value in row.items()) + "\n}\n"
     with replacing(stats_path(run_dir, stats.step)) as file:
         file.write(encodable(text))
     return stats_path(run_dir, stats.step)
@@ -265,26 +259,6 @@ def _read(path: Path, step: int) -> StepStats:
 
 def _refuse(constant: str) -> float:
     raise ValueError(f"{constant} is not valid JSON")
-
-
-def _plain(value: Any, where: str) -> Any:
-    """Convert numpy's and torch's numbers to Python's; refuse NaN and infinity.
-
-    Example: {"kl": np.float32(0.5)} becomes {"kl": 0.5}; {"kl": nan} is refused as "step 7: training.kl is nan".
-    """
-    if isinstance(value, float) and math.isfinite(value):  # most values are
-        return float(value)
-    if value is None or isinstance(value, str):
-        return value
-    if isinstance(value, Mapping):
-        return {name: _plain(part, f"{where}.{name}") for name, part in value.items()}
-    if isinstance(value, Sequence):
-        return [_plain(part, f"{where}[{place}]") for place, part in enumerate(value)]
-    if isinstance(value, Integral):
-        return int(value)
-    if not math.isfinite(value):
-        raise UserError(f"{where} is {float(value)}: training diverged; lower the learning rate, or fix that reward")
-    return float(value)
 
 
 # Evaluations; the last one is of the final adapter, which no step samples with

@@ -93,11 +93,16 @@ def _wandb(run_dir: Path, config: dict[str, Any]) -> Iterator[Log]:
         print(
             f"wandb: no key, so the run stays offline; `wandb login`, then `wandb sync {run_dir}/wandb/offline-run-*`"
         )
+    # Kept in a file, so that a resumed run stays the same run.
+    name = run_dir / "wandb" / "run_id"
+    if not name.exists():
+        name.parent.mkdir(parents=True, exist_ok=True)
+        name.write_text(uuid.uuid4().hex[:8])
     # wandb's capture of the console would disturb live tables.
     settings = wandb.Settings(console="off", silent=offline)
     try:
         run = wandb.init(
-            project=PROJECT, name=run_dir.name, dir=str(run_dir), id=_run_id(run_dir), resume="allow", config=config,
+            project=PROJECT, name=run_dir.name, dir=str(run_dir), id=name.read_text(), resume="allow", config=config,
             mode="offline" if offline else None, settings=settings,
         )  # fmt: skip
     except wandb.Error as error:
@@ -106,15 +111,6 @@ def _wandb(run_dir: Path, config: dict[str, Any]) -> Iterator[Log]:
         # By a figure of our own, as wandb drops what is logged of a step that it has passed.
         run.define_metric("*", step_metric="step")
         yield lambda step, values: run.log({**values, "step": step})
-
-
-def _run_id(run_dir: Path) -> str:
-    """wandb's id of a run folder, kept in a file so that a resumed run stays the same run."""
-    path = run_dir / "wandb" / "run_id"
-    if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(uuid.uuid4().hex[:8])
-    return path.read_text()
 
 
 @contextlib.contextmanager

@@ -122,9 +122,8 @@ class BM25:
         one of them alone has the word.
         """
         scores = self.scores(words)
-        return scores if scores.max(initial=0.0) > 0 else self._present(words)
-
-    def _present(self, words: Sequence[str]) -> NDArray[np.float64]:
+        if scores.max(initial=0.0) > 0:
+            return scores
         terms = {self.terms[word] for word in words if word in self.terms}
         held = [self.texts[self.starts[term] : self.starts[term + 1]] for term in terms]
         return np.bincount(np.concatenate([*held, self.texts[:0]]), minlength=self.size).astype(np.float64)

@@ -48,7 +48,9 @@ class RemoteStore:
         self.path = without_passwords(address)
         self.patience, self.timeout = patience, timeout
         try:
-            self._client = httpx.Client(base_url=address, timeout=timeout, headers=key_header())
+            key = os.environ.get(KEY)
+            headers = {"Authorization": f"Bearer {key}"} if key else {}
+            self._client = httpx.Client(base_url=address, timeout=timeout, headers=headers)
         except (httpx.InvalidURL, ValueError) as error:
             raise UserError(f"--store {url}: {error}; give a server's address as http://HOST:PORT") from error
         if not self._client.base_url.host:
@@ -134,7 +136,7 @@ class RemoteStore:
         document = item.get("document", item)
         head, line_break, rest = text_in(document, "contents").partition("\n")
         title = text_in(document, "title", head.strip(' "') if line_break else "")
-        text = rest if line_break else text_in(document, "text", head)
+        text = rest if line_break else head
         if not (title.strip() or text.strip()):
             raise ValueError("a document without contents")
         if document.get("id") is None:
@@ -206,10 +208,6 @@ def text_in(document: Mapping[str, Any], name: str, other: str = "") -> str:
     if type(value) not in (str, int):
         raise TypeError(f"{name} is {value!r:.40}")
     return str(value)
-
-
-def key_header() -> dict[str, str]:
-    return {"Authorization": f"Bearer {key}"} if (key := os.environ.get(KEY)) else {}
 
 
 def said(reply: httpx.Response) -> str:

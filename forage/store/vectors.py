@@ -135,6 +135,7 @@ def _pages(count: int) -> Iterator[slice]:
 
 
 def _settings() -> Settings:
+    """New ones each time, as Chroma's client writes into them."""
     return Settings(anonymized_telemetry=False)
 
 

@@ -32,6 +32,19 @@ def test_a_torn_last_line_stays_torn(tmp_path):
     assert list(read_episodes(path)) == TWO[:1]
 
 
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_hole_of_zero_bytes_is_an_error_and_not_the_end(tmp_path, packed):
+    """A power cut may leave it where the file's length was on the disk before its contents."""
+    path = tmp_path / "worker.jsonl"
+    append_episodes(path, TWO * 2)
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(lines[0] + bytes(len(lines[1]) - 1) + b"\n" + lines[2])
+    if packed:
+        compress(path)
+    with pytest.raises(UserError, match=r"worker.jsonl(.gz)?:2: not an episode"):
+        list(read_episodes(path))
+
+
 def test_a_killed_process_leaves_a_pair_that_counts_once(tmp_path):
     path = tmp_path / "worker.jsonl"
     append_episodes(path, TWO)

@@ -61,7 +61,7 @@ def test_a_disk_that_fills_up(ground, name):
             [error] = [line for line in full.said.splitlines() if line.startswith("error: ")]
             assert full.said.strip().endswith(error)
             assert "Traceback" not in full.said
-            assert any(said in error for said in ("no space left on it", "MiB free")), error
+            assert any(said in error for said in ("No space left on device", "MiB free")), error
             again = script.start(arena)
             assert again.wait() == 0, again.said[-3000:]
             assert differences(whole, script.look(arena)) == []

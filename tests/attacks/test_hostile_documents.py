@@ -247,8 +247,7 @@ def test_terminals_are_shown_text_and_obey_none(store_without_vectors, monkeypat
         view.rewarded([replace(EPISODE, rewards={text: 0.5})])
         stats = replace(STATS, notes=[text], rewards={"overall": [0.5], text: [0.5]})
         outputs = [
-            on_terminal(lambda console: console.print(view.table())),
-            on_terminal(lambda console: print_table(tables_of([ROW | {"name": text}], text, whole=False)[0], console)),
+            on_terminal(lambda console: print_table(tables_of([ROW | {"name": text}], text)[0], console)),
             view.line(),
         ]
         print_step([stats], 9)

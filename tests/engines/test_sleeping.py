@@ -12,7 +12,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from forage.engines.base import EngineOptions, Request, Sample, Sampling
-from forage.engines.vllm import VLLMEngine, alike, fall_asleep
+from forage.engines.vllm import VLLMEngine, alike
 from forage.errors import UserError
 from tests.misbehaving_vllm import MisbehavingVLLM
 
@@ -75,27 +75,6 @@ def test_a_server_without_sleep_mode_is_refused(fake, sleep_mode):
     )
     with pytest.raises(UserError, match=told):
         with_engine(lambda engine: engine.sleep(), fake)
-    with pytest.raises(UserError, match=told):
-        asyncio.run(fall_asleep(options_of(fake)))
-    assert fake.turns == []
-
-
-def test_before_a_policy_is_loaded_the_server_is_put_to_sleep(fake):
-    fake.busy = 2  # it is just starting
-    asyncio.run(fall_asleep(options_of(fake)))
-    assert fake.asleep
-    asyncio.run(fall_asleep(options_of(fake)))  # as a killed trainer left it
-    assert fake.turns == [SLEEP]
-
-
-def test_no_server_is_put_to_sleep_if_one_of_them_is_refused(fake):
-    with MisbehavingVLLM() as other:
-        other.sleep_mode, other.base = True, "another"
-        with pytest.raises(UserError, match="the servers serve different models: another, policy"):
-            asyncio.run(fall_asleep(options_of(fake, other)))
-        other.base, other.sleep_mode = "policy", False
-        with pytest.raises(UserError, match=f"{other.url} has no sleep mode"):
-            asyncio.run(fall_asleep(options_of(fake, other)))
     assert fake.turns == []
 
 
@@ -158,6 +137,14 @@ def test_two_trainers_on_one_server_are_refused(fake, adapter):
 
 
 # Others that use the server
+
+
+def test_a_server_that_sleeps_is_named_at_once(fake, capsys):
+    fake.asleep = True
+    with pytest.raises(UserError, match="asleep until its trainer wakes it"):
+        with_engine(slept, fake, sleeps=False, patience=1.2)
+    [line] = capsys.readouterr().out.splitlines()
+    assert line.startswith(f"waiting for {fake.url} for 0 s now (asleep until its trainer wakes it")
 
 
 def test_their_requests_wait_and_are_answered_after_it_wakes(fake, adapter):

@@ -159,16 +159,6 @@ def test_servers_of_different_models_are_refused(fake):
         with_engine(lambda engine: engine.generate(REQUEST), fake, other)
 
 
-def test_truncated_sampling_is_refused_unless_told():
-    with pytest.raises(UserError, match="make the log-probabilities wrong"):
-        Sampling(top_p=0.9).check()
-    with pytest.raises(UserError, match="make the log-probabilities wrong"):
-        Sampling(top_k=5).check()
-    Sampling(top_p=0.9, allow_truncated=True).check()
-    with pytest.raises(UserError, match="at least 0"):
-        Sampling(temperature=-1).check()
-
-
 def test_a_server_that_does_not_see_the_adapter_yet_is_waited_for(fake, tmp_path):
     fake.loading = [404, 404]
     assert with_engine(lambda engine: load(engine, tmp_path), fake) == "run-v000001"

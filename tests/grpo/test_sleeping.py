@@ -59,7 +59,6 @@ def test_a_run_in_turns_is_that_of_a_server_that_stays_awake(tiny, tmp_path, fak
     play = ["load", "completion"]
     again = ["unload"]  # and loaded: the adapter that it had, as nothing is known of its memory
     assert turns_of(fake) == [
-        SLEEP, WAKE,  # the room is measured, the policy loaded, the server probed
         *play, SLEEP,  # step 0, with the evaluation before it
         WAKE, *again, "load", "unload", "completion", SLEEP,
         WAKE, *again, "load", "unload", "completion", SLEEP,  # step 2, with an evaluation

@@ -9,9 +9,8 @@ import asyncio
 import httpx
 import pytest
 
-from forage.engines import vllm
 from forage.engines.base import EngineOptions, Request, Sampling
-from forage.engines.vllm import VLLMEngine, fall_asleep
+from forage.engines.vllm import SLEEP, VLLMEngine
 from forage.errors import UserError
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
@@ -21,17 +20,22 @@ GREEDY = Request((11, 22, 33, 44), 16, (2,), sampling=Sampling(0), episode="q/0"
 @pytest.fixture
 def pretending(monkeypatch):
     """As if it had been started with --enable-sleep-mode."""
-    real = vllm.has_sleep_mode
+    real = VLLMEngine._check_sleep_mode
 
-    def has_sleep_mode(answer, client):
-        assert real(answer, client) is False  # its configuration was read
-        return True
+    async def check(self, client):
+        with pytest.raises(UserError, match="no sleep mode"):  # its configuration is read
+            await real(self, client)
 
-    monkeypatch.setattr(vllm, "has_sleep_mode", has_sleep_mode)
+    monkeypatch.setattr(VLLMEngine, "_check_sleep_mode", check)
 
 
 def options_of(server, **more):
     return EngineOptions(urls=(server.url,), **more)
+
+
+async def awake(server):
+    async with VLLMEngine(options_of(server), sleeps=True):
+        pass
 
 
 def says_that_it_sleeps(server):
@@ -40,7 +44,7 @@ def says_that_it_sleeps(server):
 
 def test_a_server_that_would_free_nothing_is_refused(server):
     with pytest.raises(UserError, match=r"has no sleep mode; start it with --enable-sleep-mode"):
-        asyncio.run(fall_asleep(options_of(server)))
+        asyncio.run(awake(server))
     assert not says_that_it_sleeps(server)
 
 
@@ -65,7 +69,7 @@ def test_a_step_in_turns(server, adapters):
 
 @pytest.mark.usefixtures("pretending")
 def test_what_a_killed_trainer_left_asleep_is_woken_by_the_next_and_waited_for_by_others(server):
-    asyncio.run(fall_asleep(options_of(server)))
+    httpx.post(f"{server.url}{SLEEP}")
     assert says_that_it_sleeps(server)
 
     async def run(sleeps, **more):

@@ -87,11 +87,11 @@ def test_any_finite_figures_come_back_exactly(tmp_path_factory, training):
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"training": {"kl": float("nan")}}, r"step 7: training\.kl is nan"),
-        ({"rewards": {"overall": [0.5], "mrr": [float("-inf")]}}, r"step 7: rewards\.mrr\[0\] is -inf"),
+        ({"training": {"kl": float("nan")}}, "step 7: .*; training diverged"),
+        ({"rewards": {"overall": [0.5], "mrr": [float("-inf")]}}, "step 7: .* mend a reward"),
     ],
 )
-def test_what_json_cannot_hold_is_refused_by_its_name(tmp_path, change, says):
+def test_what_json_cannot_hold_is_refused(tmp_path, change, says):
     with pytest.raises(UserError, match=says):
         write_stats(tmp_path, replace(STATS, **change))
     assert not list(tmp_path.iterdir())
@@ -153,20 +153,6 @@ def test_phases_by_hand():
     assert phases.take() == {}
 
 
-def test_a_name_that_runs_twice_at_once_counts_once():
-    clock = Clock()
-    phases = Phases(clock)
-    outer, inner = phases("search"), phases("search")
-    outer.__enter__()
-    clock.seconds = 2
-    inner.__enter__()
-    clock.seconds = 5
-    outer.__exit__(None, None, None)  # not in the order of their beginning, as asyncio's tasks end
-    clock.seconds = 7
-    inner.__exit__(None, None, None)
-    assert phases.take() == {"search": 7}
-
-
 def test_a_phase_has_the_work_that_it_left_to_the_gpu():
     """A stand-in whose queued work takes its time only when it is waited for, as on a GPU."""
     clock, queued, waits = Clock(), [], []
@@ -190,22 +176,6 @@ def test_a_phase_has_the_work_that_it_left_to_the_gpu():
     with pytest.raises(KeyError), phases("update"):
         raise KeyError  # a GPU that failed can't be waited for
     assert len(waits) == 3
-
-
-def test_what_still_runs_is_taken_up_to_now_and_an_error_stops_the_watch():
-    clock = Clock()
-    phases = Phases(clock)
-
-    def breaks():
-        with phases("step"):
-            clock.seconds = 4
-            assert phases.take() == {"step": 4}
-            clock.seconds = 6
-            raise KeyError
-
-    with pytest.raises(KeyError):
-        breaks()
-    assert phases.take() == {"step": 2}
 
 
 # The line of a step, and whether the trainer waits

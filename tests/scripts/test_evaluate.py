@@ -268,7 +268,7 @@ def test_the_users_own_rewards_are_measured(tiny, tmp_path, capsys):
     ]  # fmt: skip
     assert second["mrr"]["mean"] == 1
     assert first["odd"]["mean"] == 0.5  # of the two questions that have it
-    assert "4 of 6 questions have no odd: left out of its means" in capsys.readouterr().out
+    assert "4 of 6 questions have no odd of every system: left out of its means" in capsys.readouterr().out
     assert set(whole["rewards"]) == {"brief", "mrr", "rouge_l", "odd"}
 
 
@@ -344,8 +344,7 @@ def test_equal_columns_are_shown_once():
     arrays = {"mrr": half, "mrr@3": half, "mrr@10": half, "recall@3": half, "recall@10": np.ones(2)}
     scores = [arrays | cost, arrays | cost | {"mrr@10": np.ones(2)}]
     rows = summary([SystemScores("a", f"{n}", "base", each) for n, each in enumerate(scores)])
-    assert list(columns(rows, whole=True).values()) == ["mrr, mrr@3", "mrr@10", "recall@3", "recall@10"]
-    assert list(columns(rows, whole=False).values()) == ["mrr", "recall@3"]
+    assert list(columns(rows).values()) == ["mrr, mrr@3", "mrr@10", "recall@3", "recall@10"]
 
 
 def test_means_are_over_the_questions_that_all_systems_have(capsys):
@@ -365,6 +364,6 @@ def test_means_are_over_the_questions_that_all_systems_have(capsys):
     assert systems[0].arrays["judge"].tolist() == judged["a/first"]  # as in per_question.jsonl
     say_missing(systems)
     assert capsys.readouterr().out.splitlines() == [
-        "3 of 4 questions have no judge of every system (a/second lacks 3, a/third lacks 2): left out of its means",
-        "1 of 4 questions have no odd: left out of its means",
+        "3 of 4 questions have no judge of every system: left out of its means",
+        "1 of 4 questions have no odd of every system: left out of its means",
     ]

@@ -16,8 +16,7 @@ from forage.data.records import read_questions
 from forage.errors import UserError
 from forage.grpo import reporting
 from forage.grpo.options import GuardOptions, LossOptions, UpdateOptions
-from forage.grpo.update import learning_rate, prepare
-from forage.optimizer import OptimizerOptions
+from forage.grpo.update import prepare
 from forage.policy.adapters import adapter_path, list_contents, served_name, versions, weights_digest
 from forage.rollout.plans import plan_of, write_plan
 from forage.runs.page_data import contents
@@ -31,16 +30,6 @@ pytestmark = pytest.mark.usefixtures("no_plots")
 
 
 # Figures by hand
-
-
-def test_the_learning_rate_by_hand():
-    options = UpdateOptions(optimizer=OptimizerOptions(1.0), warmup_steps=4, schedule="linear")
-    rates = [learning_rate(step, options, 12) for step in range(12)]
-    assert rates == pytest.approx([0.25, 0.5, 0.75, 1, 1, 7 / 8, 6 / 8, 5 / 8, 4 / 8, 3 / 8, 2 / 8, 1 / 8])
-    cosine = replace(options, schedule="cosine", warmup_steps=0)
-    assert learning_rate(0, cosine, 12) == 1
-    assert learning_rate(6, cosine, 12) == pytest.approx(0.5)
-    assert learning_rate(6, replace(options, schedule="constant"), 12) == 1
 
 
 def played(question, sample, reward, adapter="run-v000003", **more):

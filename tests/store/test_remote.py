@@ -15,7 +15,7 @@ from starlette.routing import Route
 
 from forage.data.records import Document
 from forage.errors import UserError
-from forage.extras.serving.server import Served, make_app
+from forage.extras.serving.server import make_app
 from forage.store.document_store import DocumentStore
 from forage.store.embedder import PACKAGED_EMBEDDER
 from forage.store.manifest import read_store_manifest
@@ -40,7 +40,7 @@ def serving(store, asked=None):
             asked.append(queries)
         return store.search(queries, k, mode, fusion=fusion, where=where)
 
-    return answering(make_app(search, served=lambda: Served(store.manifest, store.chunks_digest)))
+    return answering(make_app(search, served=lambda: store))
 
 
 def foreign(reply, asked=None, port=0):

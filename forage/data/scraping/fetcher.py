@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 from urllib.parse import urljoin
 
 import httpx
@@ -90,7 +91,7 @@ class Fetcher:
 
     async def _attempt(self, url: str) -> PageRecord:
         first = parse_url(url)
-        answer = await self._follow(first, self._read_page)
+        answer = await self._follow(first, lambda response: read_page_body(response, self.options.max_bytes))
         # In a thread: parsing may take seconds, and other pages should not wait.
         page = await asyncio.to_thread(read_page, answer.body, answer.charset)
         if not page.blocks:
@@ -100,9 +101,6 @@ class Fetcher:
         record = _record(url, "ok", detail, answer.status, len(answer.body))
         digest = hashlib.sha256(answer.body).hexdigest()
         return replace(record, sha256=digest, path=path, charset=answer.charset)
-
-    async def _read_page(self, response: httpx.Response) -> bytes:
-        return await read_page_body(response, self.options.max_bytes)
 
     async def _follow(self, url: httpx.URL, read: ReadBody, obey_robots: bool = True) -> _Answer:
         """The answer at the end of a URL's redirects."""
@@ -131,8 +129,10 @@ class Fetcher:
     async def _fetch_robots(self, host: Host, url: httpx.URL) -> Protego:
         failures = host.failures
         try:
-            answer = await self._follow(url.copy_with(raw_path=b"/robots.txt"), read_robots_body, obey_robots=False)
-            text = answer.body.decode("utf-8-sig", "replace")
+            robots = url.copy_with(raw_path=b"/robots.txt")
+            read = partial(_read_body, most=ROBOTS_BYTES)  # whatever its content type
+            answer = await self._follow(robots, read, obey_robots=False)
+            text = answer.body[:ROBOTS_BYTES].decode("utf-8-sig", "replace")
         except Unfetchable as failure:
             if failure.cause == "host_unreachable":
                 raise
@@ -212,7 +212,9 @@ class Fetcher:
             return _Answer(url, status, location=response.headers["location"])
         cause = cause_of_status(status)
         if cause in ("rate_limited", "server_error"):
-            host.hold(_retry_after(response.headers.get("retry-after", "")))
+            # All pages of the host wait; for a date, or whatever else says to wait, as long as for any.
+            wait = response.headers.get("retry-after", "")
+            host.hold(min(float(wait), MAX_WAIT) if wait.isdecimal() else MAX_WAIT * bool(wait))
         if cause:
             raise Unfetchable(cause, f"HTTP {status}", status)
         try:
@@ -220,11 +222,6 @@ class Fetcher:
         except Unfetchable as failure:
             failure.status = status
             raise
-
-
-def _retry_after(value: str) -> float:
-    """Seconds for which all pages of the host wait; a date, or anything else that says to wait, is the longest wait."""
-    return min(float(value), MAX_WAIT) if value.isdecimal() else MAX_WAIT * bool(value)
 
 
 def _join(url: httpx.URL, location: str) -> httpx.URL:
@@ -254,11 +251,6 @@ async def read_page_body(response: httpx.Response, max_bytes: int) -> bytes:
     if body[:1024].lstrip().startswith(b"%PDF"):
         raise Unfetchable("not_html", "PDF", size=len(body))
     return body
-
-
-async def read_robots_body(response: httpx.Response) -> bytes:
-    """The first ROBOTS_BYTES of a robots.txt, of any content type."""
-    return (await _read_body(response, ROBOTS_BYTES))[:ROBOTS_BYTES]
 
 
 async def _read_body(response: httpx.Response, most: int) -> bytes:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import httpx
@@ -72,8 +72,6 @@ async def _fetch_all(urls: list[str], folder: ContentFolder, options: ScrapeOpti
             folder.add(record)
             on_page(record)
 
-    if told := how_long({host: len(queue) for host, queue in queues.items()}, options.delay):
-        print(told, flush=True)
     # A kept connection could carry one host's request over TLS that was checked for another at the same address.
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
     async with (
@@ -84,21 +82,6 @@ async def _fetch_all(urls: list[str], folder: ContentFolder, options: ScrapeOpti
         for queue in queues.values():
             for _ in range(min(options.per_host, len(queue))):
                 group.create_task(work(queue))
-
-
-def how_long(pages: Mapping[str, int], delay: float) -> str:
-    """How long fetching so many pages of each host takes, if that is a minute or more; hosts are fetched side by side.
-
-    Example: 240 pages of a.org and 3 of b.org at .5 s are "243 pages of 2 hosts take 2 min or more: a.org has ...".
-    """
-    host = max(pages, key=pages.__getitem__, default="")
-    minutes = round(pages[host] * delay / 60) if pages else 0
-    if not minutes:
-        return ""
-    return (
-        f"{sum(pages.values()):,} pages of {len(pages)} hosts take {minutes} min or more: {host} has {pages[host]:,}, "
-        f"and is asked every {delay:g} s. A killed run resumes; --no-scrape does without pages (in .env: DATA_ARGS)"
-    )
 
 
 def _queue_of(url: str) -> str:

@@ -31,7 +31,6 @@ class ChatOptions:
 
     def check(self) -> None:
         """Fail before anything is loaded."""
-        self.sampling.check()
         self.address.check()
         if self.question is not None and not self.question.strip():
             raise UserError('--question is empty; write one, as in --question "What is gout?", or leave it out')

@@ -28,7 +28,7 @@ from forage.evaluation.setting import find_policy, load_adapter
 from forage.extras.chat.options import ChatOptions
 from forage.extras.chat.view import View, in_line
 from forage.policy.policy import load_tokenizer
-from forage.rollout.agreement import read_run
+from forage.runs.stats import data_of
 from forage.store.manifest import NO_EMBEDDER
 from forage.store.opening import Store, open_address
 from forage.store.options import Mode
@@ -43,7 +43,8 @@ def talk(options: ChatOptions) -> None:
     The event loop runs only while a question is played, so that Ctrl-C at the prompt is a plain one.
     """
     console = Console(highlight=False)
-    store = open_address(options.address, options.data or data_of(Path(options.policy)))
+    named = options.data or data_of(Path(options.policy))  # what a run learns from, if that is on this machine
+    store = open_address(options.address, named if named and (options.data or named.is_dir()) else Path("data"))
     with asyncio.Runner() as runner:
         stack = AsyncExitStack()
         try:
@@ -81,13 +82,6 @@ def why(store: Store, settings: AgentSettings, question: Question, episode: Epis
             places = ", ".join(f"{mode} {ranks[mode].get(chunk_id, f'beyond {DEPTH}')}" for mode in modes)
             lines.append(f"{search.query!r} found {chunk_id} ({places})")
     return lines or ["it did not search"]
-
-
-def data_of(policy: Path) -> Path:
-    """The data that a run learns from, if it is on this machine; else the default."""
-    run = read_run(policy)
-    named = Path(run.options["rollout"]["data"]) if run else Path("data")
-    return named if named.is_dir() else Path("data")
 
 
 async def open_agent(options: ChatOptions, store: Store, console: Console, stack: AsyncExitStack) -> tuple[Agent, View]:

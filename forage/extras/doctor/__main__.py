@@ -15,28 +15,25 @@ from forage.extras.doctor.checks import Check, needed, optional
 
 
 def main() -> int:
-    must, may = needed(), optional()
-    options = [shown(check, "no") for check in may]
+    must = needed()
+    options = [shown(check, "no") for check in optional()]
     print("Needed", *map(shown, must), "\nOptional: all else works without", *options, sep="\n")
-    works = not any(check.lacks for check in must)
-    print("\nNothing that is needed is missing. Next: make demo" if works else "\nSomething that is needed is missing.")
-    return 0 if works else 1
+    missing = any(check.lacks for check in must)
+    print(
+        "\nSomething that is needed is missing." if missing else "\nNothing that is needed is missing. Next: make demo"
+    )
+    return int(missing)
 
 
 def shown(check: Check, lacking: str = "--") -> str:
     """A line of 80 columns, or a few; the command is not broken, so that it can be copied."""
     if not check.lacks:
         return f"  ok   {check.what}"
-    indent = " " * 7
     text = textwrap.fill(
-        f"{check.what}: {check.lacks}", 80, initial_indent=f"  {lacking}   ", subsequent_indent=indent,
-        break_on_hyphens=False,
-    )  # fmt: skip
-    return f"{text}\n{indent}> {check.mend}" if check.mend else text
+        f"  {lacking}   {check.what}: {check.lacks}", 80, subsequent_indent=" " * 7, break_on_hyphens=False
+    )
+    return f"{text}\n       > {check.mend}" if check.mend else text
 
 
 if __name__ == "__main__":
-    if sys.argv[1:]:
-        print(__doc__)
-        sys.exit(0 if sys.argv[1:] in (["-h"], ["--help"]) else "error: the doctor takes no options")
     sys.exit(main())

@@ -9,6 +9,7 @@ import os
 import platform
 import re
 import shutil
+import sys
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
@@ -47,7 +48,7 @@ def needed() -> list[Check]:
     """What make demo's stages need with the defaults."""
     every = {name: bounds for name, bounds in pins("requirements.txt").items() if name not in SOME_OPTIONS}
     return [
-        python(platform.python_version()),
+        python(),
         packages("packages that every run needs", every, SETUP),
         torch(),
         packages("the small models, which come as packages", pins("requirements/models.txt"), SETUP),
@@ -56,13 +57,9 @@ def needed() -> list[Check]:
 
 
 def optional() -> list[Check]:
-    every = pins("requirements.txt")
-    return [
-        gpu(), hub(),
-        packages("packages for single options", {name: every[name] for name in SOME_OPTIONS},
-                 "pip install -r requirements.txt"),
-        vllm(), docker(),
-    ]  # fmt: skip
+    some = {name: bounds for name, bounds in pins("requirements.txt").items() if name in SOME_OPTIONS}
+    single = packages("packages for single options", some, "pip install -r requirements.txt")
+    return [gpu(), hub(), single, vllm(), docker()]
 
 
 def pins(name: str) -> dict[str, str]:
@@ -72,10 +69,9 @@ def pins(name: str) -> dict[str, str]:
     return {pin[1]: pin[2].strip() for pin in found if pin}
 
 
-def python(running: str) -> Check:
-    old = tuple(map(int, running.split(".")[:2])) < PYTHON
-    lacks = f"{'.'.join(map(str, PYTHON))} or later is needed" if old else ""
-    return Check(f"Python {running}", lacks, "PYTHON=/path/to/another/python make setup")
+def python() -> Check:
+    lacks = "" if sys.version_info >= PYTHON else f"{'.'.join(map(str, PYTHON))} or later is needed"
+    return Check(f"Python {platform.python_version()}", lacks, "PYTHON=/path/to/another/python make setup")
 
 
 def packages(what: str, pins: Mapping[str, str], mend: str) -> Check:
@@ -109,24 +105,20 @@ def torch() -> Check:
 
 def disk(folder: Path) -> Check:
     free = shutil.disk_usage(folder).free / 2**30
-    lacks = f"this user may not write to {folder}" if not os.access(folder, os.W_OK) else ""
-    lacks = lacks or (f"the demo takes {ROOM} GiB" if free < ROOM else "")
+    lacks = "" if free >= ROOM and os.access(folder, os.W_OK) else f"the demo writes {ROOM} GiB there"
     return Check(f"{free:.1f} GiB free in {folder}", lacks, f"df -h {folder}; ls -ld {folder}")
 
 
 def gpu() -> Check:
     """A GPU that torch sees, or one that it doesn't."""
-    lists = output("nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader")
     try:
         import torch
     except (ImportError, OSError):
         return Check("GPU", "torch can't be imported")
     if torch.cuda.is_available():
-        names = [torch.cuda.get_device_name(place) for place in range(torch.cuda.device_count())]
-        return Check(f"GPU: {', '.join(names)}", "" if has_bf16("cuda") else "no bf16 units, so fp32 is taken")
-    if not lists:
-        return Check("GPU", "none, so the small models run on the CPU")
-    return Check(lists.splitlines()[0], unseen_gpu() or "hidden by CUDA_VISIBLE_DEVICES", "nvidia-smi")
+        name = f"GPU: {torch.cuda.get_device_name()}"
+        return Check(name, "" if has_bf16("cuda") else "no bf16 units, so fp32 is taken")
+    return Check("GPU", unseen_gpu() or "torch sees none, so the small models run on the CPU")
 
 
 def hub() -> Check:
@@ -147,11 +139,6 @@ def vllm() -> Check:
 
 def docker() -> Check:
     """Docker and its compose; only the stack in containers needs them."""
-    what = "Docker, for the stack in containers"
-    if not shutil.which("docker"):
-        return Check(what, "not installed", "make stack    # without containers")
     said = re.match(r"v?(\d+)\.(\d+)", output("docker", "compose", "version", "--short"))
-    if not said or (int(said[1]), int(said[2])) < COMPOSE:
-        lacks = f"compose {'.'.join(map(str, COMPOSE))} or later is needed"
-        return Check(what, lacks, "sudo apt-get install docker-compose-plugin")
-    return Check(what)
+    lacks = "" if said and (int(said[1]), int(said[2])) >= COMPOSE else "compose 2.24 or later is needed"
+    return Check("Docker, for the stack in containers", lacks, "make stack    # without containers")

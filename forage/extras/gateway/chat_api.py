@@ -170,7 +170,7 @@ def read_chat(content: bytes, sampling: Sampling) -> Chat:
     if body.model != MODEL:
         raise Refused(f"there is no model {body.model!r} here, only {MODEL!r}", 404, "model_not_found")
     for name, wanted, used in (
-        ("temperature", body.temperature, sampling.temperature), ("top_p", body.top_p, sampling.top_p),
+        ("temperature", body.temperature, sampling.temperature), ("top_p", body.top_p, 1.0),
     ):  # fmt: skip
         if wanted not in (None, used):
             raise Refused(f"{name} {wanted:g}: this run samples at {used:g}; leave it out")

@@ -67,17 +67,13 @@ AgentFunction = Callable[[str, AsyncOpenAI, Tools], Awaitable[Returned]]
 Opened = dict[asyncio.AbstractEventLoop, tuple[Gateway, AsyncOpenAI, asyncio.Task[None]]]
 
 
-def recorded(agent: AgentFunction, seconds: float = SECONDS) -> Recorded:
-    """An agent whose episodes are recorded for training; one that takes longer than that has failed."""
-    return Recorded(agent, seconds)
-
-
 @dataclass
 class Recorded:
     """Plays an agent's episodes: each has a client of its own, whose every request becomes the episode's tokens."""
 
     agent: AgentFunction
     seconds: float = field(default=SECONDS, compare=False)
+    """One that takes longer has failed."""
     at: tuple[str, int] = field(default=(HOST, 0), compare=False)
     """Host and port to listen on; 0 is any that is free."""
     routes: Sequence[Route] = field(default=(), compare=False)
@@ -113,6 +109,9 @@ class Recorded:
             self._opened[loop] = gateway, client, asyncio.create_task(serve(gateway, client))
         gateway, client, _ = self._opened[loop]
         return gateway, client
+
+
+recorded = Recorded  # as users write it
 
 
 async def serve(gateway: Gateway, client: AsyncOpenAI) -> None:

@@ -50,7 +50,11 @@ Earned = Mapping[str, Sequence[float]]
 def main(options: Options) -> None:
     check_at_least_one(options, "most")
     check_apart("--out", options.out, {"--data": options.data / "train.jsonl"})
-    check_data(options)
+    # Episodes name their questions by id alone.
+    path, train = options.run_dir / "run.json", options.data / "train.jsonl"
+    run = flat(read_manifest(path, "put it back")) if path.exists() else {}
+    if run.get("data.train", file_digest(train)) != file_digest(train):
+        raise UserError(f"{train} has other questions than {options.run_dir} was trained on; give the run's --data")
     questions = read_train(options.data)
     wordings, earned = merged(earnings(played_in(options.run_dir), questions))
     known = {name: rewards for name, rewards in earned.items() if len(all_of(rewards)) >= MIN_EPISODES}
@@ -67,14 +71,6 @@ def main(options: Options) -> None:
         rows.append({"name": name, "query": query, "episodes": len(rewards), "reward": sum(rewards) / len(rewards)})
         say(f"  {name}: {query} ({rows[-1]['reward']:.2f}, {len(rewards)})")
     write_jsonl(options.out, rows)
-
-
-def check_data(options: Options) -> None:
-    """Refuse questions that are not those of the run: episodes name theirs by id alone."""
-    path, train = options.run_dir / "run.json", options.data / "train.jsonl"
-    run = flat(read_manifest(path, "put it back")) if path.exists() else {}
-    if run.get("data.train", file_digest(train)) != file_digest(train):
-        raise UserError(f"{train} has other questions than {options.run_dir} was trained on; give the run's --data")
 
 
 def all_of(earned: Earned) -> list[float]:

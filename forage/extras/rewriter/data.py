@@ -23,7 +23,7 @@ from forage.manifest import code_of, file_digest
 from forage.policy.base_models import base_digest, folder_of
 from forage.store.document_store import DocumentStore
 from forage.store.manifest import NO_EMBEDDER, read_store_manifest
-from forage.store.opening import Store, manifest_at, open_address, open_store
+from forage.store.opening import manifest_at, open_address, open_store
 from forage.store.options import StoreAddress, StoreOptions
 from forage.text import from_json, say
 
@@ -153,32 +153,23 @@ def origins(options: Options, model: str) -> dict[str, Any]:
 def open_search(options: Options, texts: Mapping[str, str]) -> Search:
     """Find the best documents for each query: the best k, or more where the reward looks at more."""
     if options.store:
-        store = store_with(StoreAddress(options.store, options.retriever), options.data, texts)
+        store = open_address(StoreAddress(options.store, options.retriever), options.data)
+        if isinstance(store, DocumentStore) and (missing := texts.keys() - store.chunk_by_id.keys()):
+            raise UserError(
+                f"--store {options.store} lacks {len(missing)} of the {len(texts)} documents of {options.data}; give "
+                "the store that --data was prepared with"
+            )
     else:
-        store = word_store(options.data, texts)
+        # Of whole documents for BM25, built once beside the corpus, whose digest names its folder.
+        path = options.data / f"store-words-{file_digest(options.data / CORPUS)}"
+        if (path / "store.json").exists() and read_store_manifest(path).complete:
+            store = open_store(path)
+        else:
+            documents = [Document(doc_id, "", text) for doc_id, text in texts.items()]
+            store = DocumentStore.build(path, documents, StoreOptions(NO_EMBEDDER, chunk_tokens=10**9))
 
     def search(queries: Sequence[str]) -> list[list[str]]:
         hits = store.search(queries, options.depth, options.mode)
         return [[hit.chunk_id if options.store else hit.doc_id for hit in found] for found in hits]
 
     return search
-
-
-def store_with(address: StoreAddress, folder: Path, texts: Mapping[str, str]) -> Store:
-    """--store, whose chunks are the documents; of a server that isn't known."""
-    store = open_address(address, folder)
-    if isinstance(store, DocumentStore) and (missing := texts.keys() - store.chunk_by_id.keys()):
-        raise UserError(
-            f"--store {address.store} lacks {len(missing)} of the {len(texts)} documents of {folder}; give the store "
-            "that --data was prepared with"
-        )
-    return store
-
-
-def word_store(folder: Path, texts: Mapping[str, str]) -> Store:
-    """A store of whole documents for BM25, built once beside the corpus, whose digest names its folder."""
-    path = folder / f"store-words-{file_digest(folder / CORPUS)}"
-    if (path / "store.json").exists() and read_store_manifest(path).complete:
-        return open_store(path)
-    documents = [Document(doc_id, "", text) for doc_id, text in texts.items()]
-    return DocumentStore.build(path, documents, StoreOptions(NO_EMBEDDER, chunk_tokens=10**9))

@@ -60,7 +60,12 @@ class Evaluation:
         pairs = zip(self.rows, texts, strict=True)
         searched = [final_query(row.query, text, how.rewrite, how.query_weight) for row, text in pairs]
         ways = [*earlier, measure(way, self.rows, searched, self.search, self.options.k)]
-        print_measurements(ways, self.options.k)
+        print(f"{len(searched)} held-out questions; in brackets: 95 % intervals; *: it excludes zero")
+        for row in result_rows(ways):
+            own, over = row["recall"], row["over_raw"]
+            compared = f", over {RAW} {over['mean']:+.3f} ({span(over)})" + " *" * clear(over)
+            figures = f"recall@{self.options.k} {own['mean']:.3f} ({span(own)}), nDCG {row['ndcg']:.3f}"
+            print(f"{row['way']:10} {figures}{compared if row['way'] != RAW else ''}")
         return ways
 
     def after(self, policy: Policy, earlier: Sequence[Measurement]) -> None:
@@ -72,8 +77,6 @@ class Evaluation:
         for before in (earlier[-1], ways[0]):  # where PPO began, and what is to be beaten
             gained = gains(ways[-1], before, name)
             print(verdict(ways[-1].way, before.way, f"{name}@{self.options.k}", gained, documents))
-        for line in hopeless(ways[0], self.options):
-            print(line)
 
 
 def hopeless(raw: Measurement, options: Options) -> list[str]:
@@ -104,12 +107,3 @@ def result_rows(ways: Sequence[Measurement]) -> list[dict[str, Any]]:
         }
         for way in ways
     ]  # fmt: skip
-
-
-def print_measurements(ways: Sequence[Measurement], k: int) -> None:
-    """A line for each way; a star marks a difference from the raw query whose interval excludes zero."""
-    print(f"{len(ways[0].searched)} held-out questions; in brackets: 95 % intervals; *: it excludes zero")
-    for row in result_rows(ways):
-        own, over = row["recall"], row["over_raw"]
-        compared = "" if row["way"] == RAW else f", over {RAW} {over['mean']:+.3f} ({span(over)})" + " *" * clear(over)
-        print(f"{row['way']:10} recall@{k} {own['mean']:.3f} ({span(own)}), nDCG {row['ndcg']:.3f}{compared}")

@@ -18,17 +18,20 @@ import resource
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Annotated, Any
 
 import uvicorn
+from pydantic import Field, StrictBool
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from forage.errors import UserError
 from forage.machine import is_here, is_loopback
 from forage.store.fusion import Hit
-from forage.store.manifest import StoreManifest, fingerprint_of
 from forage.store.options import KEY, TOO_MUCH, Fusion, Mode
-from forage.text import encodable, from_json
+from forage.text import from_json, typed
+
+if TYPE_CHECKING:
+    from forage.store.document_store import DocumentStore
 
 PATIENCE = 60  # seconds that a client may take for its request, for reading the reply, and until it asks again
 CLOSING = 3  # seconds that open connections get when the server is stopped
@@ -169,25 +172,20 @@ def server_of(app: App) -> uvicorn.Server:
 
 
 @dataclass(frozen=True)
-class Served:
-    """The store that is served, as clients are told."""
+class Asked:
+    """A request to /retrieve."""
 
-    manifest: StoreManifest
-    chunks_digest: str
-
-    @property
-    def fingerprint(self) -> str:
-        return fingerprint_of(self.manifest, self.chunks_digest)
-
-    def described(self) -> dict[str, Any]:
-        """What /manifest says. Where the vectors are kept is nobody's business."""
-        manifest = replace(self.manifest, options=replace(self.manifest.options, chroma_url=""))
-        return asdict(manifest) | {"chunks_digest": self.chunks_digest}
+    queries: list[Annotated[str, Field(max_length=MAX_QUERY)]]
+    topk: Annotated[int, Field(ge=1, le=MAX_HITS, strict=True)] | None = None
+    return_scores: StrictBool | None = None
+    mode: Mode | None = None
+    fusion: Fusion | None = None
+    where: Any = None
 
 
 def make_app(
     search: Callable[..., Sequence[Sequence[Hit]]], host: str = "127.0.0.1", k: int = 3,
-    served: Callable[[], Served] | None = None, key: str = "",
+    served: Callable[[], DocumentStore] | None = None, key: str = "",
 ) -> App:  # fmt: skip
     """What answers /retrieve with `search`, and /health, at this host.
 
@@ -199,17 +197,24 @@ def make_app(
 
     def manifest(_: bytes) -> dict[str, Any]:
         assert served
-        return served().described()
+        store = served()
+        # Where the vectors are kept is nobody's business.
+        told = replace(store.manifest, options=replace(store.options, chroma_url=""))
+        return asdict(told) | {"chunks_digest": store.chunks_digest}
 
     def retrieve(body: bytes) -> dict[str, Any]:
-        request = read_request(body)
-        queries, wanted, with_scores = parse_request(request, k)
-        how = way_of(request) if served else {}
+        asked = read_request(body)
+        wanted = asked.topk or k
+        if len(asked.queries) * wanted > MAX_PASSAGES:
+            raise BadRequest(
+                f"{len(asked.queries)} queries with topk {wanted} are over {MAX_PASSAGES} passages", TOO_MUCH
+            )
+        how = {name: value for name in ("mode", "fusion", "where") if (value := getattr(asked, name)) is not None}
         marked = {"store": served().fingerprint} if served else {}
-        hits = search(queries, wanted, **how)
+        hits = search(asked.queries, wanted, **(how if served else {}))
         if (size := sum(len(hit.title) + len(hit.text) for row in hits for hit in row)) > MAX_TEXT:
             raise BadRequest(f"{size} characters were found, over {MAX_TEXT}; ask for fewer passages", TOO_MUCH)
-        return {"result": [[_document(hit, with_scores) for hit in row] for row in hits], **marked}
+        return {"result": [[_document(hit, asked.return_scores) for hit in row] for row in hits], **marked}
 
     routes = {("POST", "/retrieve"): retrieve} | ({("GET", "/manifest"): manifest} if served else {})
 
@@ -232,56 +237,21 @@ def make_app(
     return guarded(app, host, key)
 
 
-def read_request(body: bytes) -> dict[str, Any]:
+def read_request(body: bytes) -> Asked:
     try:
-        request = from_json(body)
-    except ValueError as error:
-        raise BadRequest(f"the body is not JSON: {error}") from error
-    if not isinstance(request, dict):
-        raise BadRequest("the body must be a JSON object")
-    return request
+        asked = typed(Asked, from_json(body), "ignore")
+        if asked.fusion:
+            asked.fusion.check()
+            if asked.fusion.depth > MAX_HITS:
+                raise ValueError(f"fusion.depth: {asked.fusion.depth} is over {MAX_HITS}")
+        if len(json.dumps(asked.where)) > MAX_QUERY:
+            raise ValueError(f"where: over {MAX_QUERY} characters")
+    except (ValueError, UserError) as error:
+        raise BadRequest(f"the request can't be read: {error}") from error
+    return asked
 
 
-def parse_request(request: Mapping[str, Any], default_k: int) -> tuple[list[str], int, bool]:
-    """(queries, topk, return_scores) of a request."""
-    queries, topk, with_scores = request.get("queries"), request.get("topk"), request.get("return_scores")
-    topk = default_k if topk is None else topk
-    if not isinstance(queries, list) or not all(isinstance(query, str) for query in queries):
-        raise BadRequest("queries must be a list of strings")
-    if not isinstance(topk, int) or isinstance(topk, bool) or not 1 <= topk <= MAX_HITS:
-        raise BadRequest(f"topk must be a whole number from 1 to {MAX_HITS}")
-    if len(queries) * topk > MAX_PASSAGES:
-        raise BadRequest(f"{len(queries)} queries with topk {topk} are over {MAX_PASSAGES} passages", TOO_MUCH)
-    if (longest := max(map(len, queries), default=0)) > MAX_QUERY:
-        raise BadRequest(f"a query has {longest} characters; {MAX_QUERY} are the most")
-    if not isinstance(with_scores, bool | None):
-        raise BadRequest("return_scores must be true or false")
-    return list(map(encodable, queries)), topk, bool(with_scores)
-
-
-def way_of(request: Mapping[str, Any]) -> dict[str, Any]:
-    """The mode, the fusion and the where that a request asks for, where it does."""
-    how: dict[str, Any] = {}
-    if "mode" in request:
-        if request["mode"] not in get_args(Mode):
-            raise BadRequest(f"mode must be one of {', '.join(get_args(Mode))}")
-        how["mode"] = request["mode"]
-    if "fusion" in request:
-        try:
-            how["fusion"] = Fusion(**request["fusion"])
-            how["fusion"].check()
-            if how["fusion"].depth > MAX_HITS:
-                raise UserError(f"--depth {how['fusion'].depth} is over {MAX_HITS}")
-        except (TypeError, UserError) as error:
-            raise BadRequest(f"fusion can't be used: {error}") from error
-    if request.get("where") is not None:
-        if len(json.dumps(request["where"])) > MAX_QUERY:
-            raise BadRequest(f"where has over {MAX_QUERY} characters")
-        how["where"] = request["where"]
-    return how
-
-
-def _document(hit: Hit, with_scores: bool) -> dict[str, Any]:
+def _document(hit: Hit, with_scores: bool | None) -> dict[str, Any]:
     title = " ".join(hit.title.split())  # clients read the first line as the title
     contents = f"{title}\n{hit.text}"
     document = {"id": hit.chunk_id, "doc_id": hit.doc_id, "title": hit.title, "contents": contents}

@@ -124,7 +124,6 @@ class EvolveOptions:
     def check(self) -> None:
         """Refuse what a stage would refuse hours later, and questions that are held out as well."""
         self.address.check()
-        self.sampling.check()
         check_at_least_one(self, "rounds", "questions", "max_steps", "concurrency")
         read_system(self.system, importlib.import_module(EVALUATE).SYSTEMS, "--system")
         check_folder("--output-dir", self.output_dir)

@@ -53,13 +53,15 @@ class TPO:
         asides: list[Aside] = []
         for round_ in range(self.rounds):
             best, worst = await self._best_and_worst(agent, question, tried)
-            text = criticised(question, best, worst)
+            compared = f"Better answer: {answer_of(best)} Worse answer: {answer_of(worst)}"
+            text = f"Question: {question.question} {compared}"
             name = f"{question.id}/critique{round_}"
             instruction = worded(CRITIQUE, agent.protocol.task)
             asides.append(await ask(agent, name, instruction, text, CRITIQUE_TOKENS, seed))
             if not asides[-1].text:  # no critique to revise by
                 break
-            asked = with_critique(question, best, asides[-1].text)
+            before = f"An earlier answer was: {answer_of(best)} Criticism of it: {asides[-1].text}"
+            asked = f"{question.question} {before} Give a better one."
             samples = range(len(tried), len(tried) + self.n)
             tried += await candidates(agent, question, samples, seed, asked)
         best, _ = await self._best_and_worst(agent, question, tried)
@@ -69,17 +71,6 @@ class TPO:
         scores = await scores_of(agent, self.scorer, question, tried)
         best = best_index(scores, tried)
         return tried[best], tried[best_index([-score for score in scores], tried)]
-
-
-def criticised(question: Question, best: Episode, worst: Episode) -> str:
-    """The prompt of a critique."""
-    return f"Question: {question.question} Better answer: {answer_of(best)} Worse answer: {answer_of(worst)}"
-
-
-def with_critique(question: Question, best: Episode, critique: str) -> str:
-    """The prompt of a revision."""
-    before = f"An earlier answer was: {answer_of(best)} Criticism of it: {critique}"
-    return f"{question.question} {before} Give a better one."
 
 
 def answer_of(episode: Episode) -> str:

@@ -82,7 +82,13 @@ def read_played(paths: Sequence[Path], data: Path, protocol: Protocol) -> Played
             )
         if any(e.transcript and e.transcript != protocol.tokenizer.decode(e.ids) for e in episodes[:1]):
             raise UserError(f"{path}: its tokens are of another tokenizer; name the --policy that played it")
-        if other := [episode for episode in episodes if asks_other(episode, known[episode.question_id], protocol)]:
+        # A strategy may have added something to the prompt, such as a critique.
+        pairs = ((episode, asked_in(episode, protocol), known[episode.question_id]) for episode in episodes)
+        other = [
+            episode for episode, asked, question in pairs
+            if asked is not None and f" {question_key(protocol.harmless(question.question))} " not in f" {asked} "
+        ]  # fmt: skip
+        if other:
             raise UserError(
                 f"{path}: {len(other)} of its episodes answer another question than {data / 'train.jsonl'} has under "
                 f"the id {other[0].question_id}; give the --data that they were played on"
@@ -93,12 +99,6 @@ def read_played(paths: Sequence[Path], data: Path, protocol: Protocol) -> Played
     if not by_question:
         raise UserError("no episode is left to learn from; give files of whole episodes")
     return {known[name]: list(by_question[name].values()) for name in known if name in by_question}
-
-
-def asks_other(episode: Episode, question: Question, protocol: Protocol) -> bool:
-    """Whether its prompt shows another question. A strategy may have added something, such as a critique."""
-    asked, words = asked_in(episode, protocol), question_key(protocol.harmless(question.question))
-    return asked is not None and f" {words} " not in f" {asked} "
 
 
 def files_of(paths: Sequence[Path]) -> list[Path]:

@@ -50,7 +50,7 @@ def test_docker(tmp_path, monkeypatch, compose, lacks):
     script.chmod(0o755)
     assert docker().lacks == lacks
     monkeypatch.setenv("PATH", "")
-    assert docker().lacks == "not installed"
+    assert docker().lacks == "compose 2.24 or later is needed"
 
 
 def test_the_hubs_address_is_not_told(monkeypatch):
