@@ -142,11 +142,6 @@ def put_through(sharding, offload, folder):
     update(again, 1)
     tensors |= {f"rolled back.{name}": weight for name, weight in again.adapter_state().items()}
 
-    rank = torch.tensor([learner.rank, 1.0])
-    found["sums"] = {
-        k: v.tolist() for k, v in learner.sums({"terminated": rank, "kl_max": rank, "kl_min": rank}).items()
-    }
-    found["same"] = learner.all_gather(learner.broadcast({"from": learner.rank}))
     keep(learner, folder, found, tensors)
 
 

@@ -2,7 +2,6 @@
 
 import errno
 import json
-from unittest import mock
 
 import pytest
 
@@ -77,27 +76,6 @@ def test_a_new_folder_in_the_place_of_an_old_one(tmp_path, monkeypatch, at_one_s
         write(folder, "other", overwrite=False)
     assert (folder / "file").read_text() == "new"
     assert list(tmp_path.iterdir()) == [folder]
-
-
-@pytest.mark.parametrize("at_one_stroke", [True, False])
-def test_a_folder_whose_name_cant_be_synced_is_not_there(tmp_path, monkeypatch, at_one_stroke):
-    """Else the same command would find it, and say that it exists already."""
-    failed = OSError(errno.ENOSPC, "No space left on device")
-    if not at_one_stroke:
-        monkeypatch.setattr("forage.files.exchange", lambda one, other: False)
-    folder = tmp_path / "policy"
-    monkeypatch.setattr("forage.files.sync", mock.Mock(side_effect=failed))
-    with pytest.raises(OSError, match="No space left"):
-        write(folder, "new")
-    assert list(tmp_path.iterdir()) == []
-    monkeypatch.setattr("forage.files.sync", lambda path: None)
-    write(folder, "old")
-    answers = [failed] if at_one_stroke else [None, failed, None]
-    monkeypatch.setattr("forage.files.sync", mock.Mock(side_effect=answers))
-    with pytest.raises(OSError, match="No space left"):
-        write(folder, "new")
-    assert list(tmp_path.iterdir()) == [folder]
-    assert (folder / "file").read_text() == "old"
 
 
 def test_a_link_to_a_folder_stays_a_link(tmp_path):

@@ -15,7 +15,6 @@ from forage.text import (
     from_json,
     printable,
     say,
-    spoken_words,
     whole_words,
     without_passwords,
     words_of,
@@ -92,10 +91,6 @@ def test_a_text_is_cut_to_words_by_hand():
 def test_words_of_any_script_by_hand(text, words, runs):
     assert words_of(text) == words
     assert words_of(text, whole_runs=True) == (runs or words)
-
-
-def test_words_as_they_are_written():
-    assert spoken_words("It's Gout: rest, हिन्दी") == ["It's", "Gout", "rest", "हिन्दी"]
 
 
 def test_a_text_is_found_as_whole_words():

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from forage.agent.agent import Agent, BatchedSearch, turn_seed
 from forage.agent.options import AgentSettings
 from forage.agent.protocol import CALL_OPENING, write_answer, write_call
-from forage.data.records import Question
-from forage.engines.base import Engine, EngineError, Sample
+from forage.engines.base import Engine, Sample
 from forage.errors import UserError
 from tests.factories import QUESTION
 from tests.scripted_engine import InOrder, check_tokens, search_many
@@ -113,44 +112,6 @@ def test_a_search_that_is_begun_for_the_policy(protocol):
     assert limited.requests[0].max_tokens == 5
 
 
-def test_an_engine_that_gives_up_ends_the_episode_with_its_cause(protocol):
-    engine, episode = play(protocol, write_call("a"), EngineError("no server answered"))
-    check_tokens(episode, engine, protocol)
-    assert (episode.stop, episode.cause, len(episode.turns)) == ("engine", "no server answered", 1)
-
-
-def test_no_episode_waits_for_anothers_search(protocol):
-    """The slow question's search blocks until the fast one's whole episode is over."""
-    import threading
-
-    over, order = threading.Event(), []
-
-    def search(queries):
-        if "slow" in queries:
-            assert over.wait(250)
-        return search_many(queries)
-
-    class Engine(InOrder):
-        async def generate(self, request):
-            slow = request.episode.startswith("slow")
-            text = write_call("slow") if slow and len(request.ids) < 150 else write_answer("x")
-            ids = self.protocol.turn_ids(text)
-            return Sample(tuple(ids), (0.0,) * len(ids), "stop")
-
-        def release(self, episode):
-            order.append(episode)
-            if episode.startswith("fast"):
-                over.set()
-
-    async def run():
-        agent = Agent(Engine(protocol), protocol, BatchedSearch(search))
-        slow, fast = (Question(name, "?", "") for name in ("slow", "fast"))
-        await asyncio.gather(agent.play(slow), agent.play(fast))
-
-    asyncio.run(run())
-    assert order == ["fast/0", "slow/0"]
-
-
 TURNS = st.one_of(
     st.text(st.characters(exclude_categories=["Cs"]), max_size=30),
     st.sampled_from(
@@ -172,28 +133,6 @@ def test_tokens_add_up_whatever_is_said(protocol, turns, seed):
     engine, episode = play(protocol, *turns, **limits)
     check_tokens(episode, engine, protocol)
     assert len(episode.ids) <= limits["max_tokens"] or not episode.turns
-
-
-def test_a_fork_goes_on_from_a_turn_and_leaves_its_parent_alone(protocol):
-    async def run():
-        engine = InOrder(protocol, write_call("gout"), write_answer("ice"), write_answer("rest"))
-        agent = Agent(engine, protocol, BatchedSearch(search_many))
-        parent = agent.begin(QUESTION, "q1/p")
-        await agent.play_turn(parent, 0)
-        forks = [parent.fork(f"q1/{name}") for name in "ab"]
-        for fork in forks:
-            await agent.play_turn(fork, 0)
-        with pytest.raises(ValueError, match="q1/p is not over"):
-            agent.finish(parent)
-        return parent, [agent.finish(fork) for fork in forks], engine
-
-    parent, episodes, engine = asyncio.run(run())
-    assert [(episode.id, episode.answer, episode.hits) for episode in episodes] == [
-        ("q1/a", "ice", ("gout#0", "gout#1")), ("q1/b", "rest", ("gout#0", "gout#1")),
-    ]  # fmt: skip
-    assert [request.ids for request in engine.requests[1:]] == [tuple(parent.ids)] * 2
-    assert (len(parent.turns), parent.answer, parent.stop) == (1, "", "")
-    assert engine.requests[1].seed != engine.requests[2].seed
 
 
 @pytest.mark.parametrize(("count", "logprobs"), [(7, 7), (3, 2)])

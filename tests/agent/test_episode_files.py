@@ -83,11 +83,3 @@ def test_a_torn_last_line_is_left_out_and_written_over(tmp_path):
     assert list(read_episodes(path)) == []
     append_episodes(path, [EPISODE])
     assert list(read_episodes(path)) == [EPISODE]
-
-
-def test_a_broken_line_in_the_midst_is_named(tmp_path):
-    path = tmp_path / "w.jsonl"
-    append_episodes(path, [EPISODE])
-    path.write_bytes(b'{"id": 1}\n' + path.read_bytes())
-    with pytest.raises(UserError, match=r"w\.jsonl:1: not an episode"):
-        list(read_episodes(path))

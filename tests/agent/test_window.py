@@ -3,7 +3,7 @@
 import pytest
 
 from forage.agent.options import AgentSettings, SearchOptions, read_agent, write_agent
-from forage.agent.searcher import WORDS, best_start, searching, seen_share
+from forage.agent.searcher import best_start, searching, seen_share
 from forage.data.chunking import Chunk
 from forage.data.records import Document, Question
 from forage.store.bm25 import Tokenizer
@@ -39,12 +39,6 @@ def test_a_rare_word_counts_more_than_one_that_many_sentences_have():
         + "Soda lifts the salt."
     )
     assert text[best_start(text, "why salt and soda", "", Tokenizer()) :] == "Soda lifts the salt."
-
-
-def test_only_the_first_words_of_a_window_count():
-    text = "Flour is sieved. " + "".join(f"word{n} " for n in range(WORDS)) + "yeast. Yeast is alive."
-    assert text[best_start(text, "yeast", "", Tokenizer()) :] == "Yeast is alive."
-    assert best_start("", "yeast", "", Tokenizer()) == 0
 
 
 def test_new_policies_are_shown_windows_and_old_ones_what_they_learnt_from(tmp_path):

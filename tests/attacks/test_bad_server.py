@@ -41,8 +41,7 @@ def sample(*servers, request=REQUEST, wanted=None, opening=60, **later):
     return asyncio.run(run())
 
 
-def wanted(vocabulary=512, tokens=2048, base="base"):
-    return Wanted(PolicyManifest(None, str(base), str(base), False), vocabulary, tokens)
+WANTED = Wanted(PolicyManifest(None, "base", "base", False), 512, 2048)
 
 
 def one_line(error):
@@ -107,7 +106,7 @@ def test_no_episode_is_made_of_a_lie(server, tiny_protocol, change, says):
     server.plan = [{}, {}, {}, change]
 
     async def play():
-        async with VLLMEngine(EngineOptions(urls=(server.url,)), wanted()) as engine:
+        async with VLLMEngine(EngineOptions(urls=(server.url,)), WANTED) as engine:
             settings = AgentSettings(max_turns=1, max_turn_tokens=4)
             agent = Agent(engine, tiny_protocol, BatchedSearch(search_many), settings)
             games = [agent.play(Question(str(n), "What is gout?", ""), n) for n in range(8)]
@@ -133,6 +132,17 @@ def test_log_probabilities_of_another_distribution_are_refused_at_the_start(serv
     assert "start it with --logprobs-mode processed_logprobs" in one_line(error)
     assert server.url in str(error.value)
     assert not server.bodies  # nothing was sampled
+
+
+@pytest.mark.parametrize(
+    ("card", "says"),
+    [({"root": "another/base"}, "serves another/base, not base"), ({"max_model_len": 100}, "with --max-model-len")],
+)
+def test_a_server_of_another_policy_is_refused_at_the_start(server, card, says):
+    server.card |= card
+    with pytest.raises(UserError, match=says):
+        sample(server, wanted=WANTED)
+    assert not server.bodies
 
 
 # Adapters

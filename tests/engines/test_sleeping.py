@@ -88,17 +88,6 @@ def test_before_a_policy_is_loaded_the_server_is_put_to_sleep(fake):
     assert fake.turns == [SLEEP]
 
 
-def test_no_server_is_put_to_sleep_if_one_of_them_is_refused(fake):
-    with MisbehavingVLLM() as other:
-        other.sleep_mode, other.base = True, "another"
-        with pytest.raises(UserError, match="the servers serve different models: another, policy"):
-            asyncio.run(fall_asleep(options_of(fake, other)))
-        other.base, other.sleep_mode = "policy", False
-        with pytest.raises(UserError, match=f"{other.url} has no sleep mode"):
-            asyncio.run(fall_asleep(options_of(fake, other)))
-    assert fake.turns == []
-
-
 def test_a_base_whose_memory_is_spoilt_ends_in_one_line(fake, adapter):
     async def act(engine):
         await slept(engine, adapter)
@@ -158,21 +147,6 @@ def test_two_trainers_on_one_server_are_refused(fake, adapter):
 
 
 # Others that use the server
-
-
-def test_their_requests_wait_and_are_answered_after_it_wakes(fake, adapter):
-    async def act(engine):
-        await engine.load_adapter("run-v000001", adapter)
-        async with VLLMEngine(options_of(fake), sleeps=True) as trainer:
-            await trainer.sleep()
-            late = asyncio.create_task(engine.generate(REQUEST))
-            await asyncio.sleep(0.3)
-            assert not late.done()
-            await trainer.wake()
-            return await late
-
-    assert with_engine(act, fake, sleeps=False) == RIGHT
-    assert fake.turns == ["load", SLEEP, WAKE, "completion"]
 
 
 # Answers that say nothing

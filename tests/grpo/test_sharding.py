@@ -184,13 +184,6 @@ def test_rows_that_cannot_be_shared_are_refused():
         check_split(config, 2, 2)
 
 
-@pytest.mark.slow
-def test_between_processes(ran):
-    there = found(ran[2], "none")
-    assert there["sums"] == {"terminated": [1.0, 2.0], "kl_max": [1.0, 1.0], "kl_min": [0.0, 1.0]}
-    assert there["same"] == [{"from": 0}, {"from": 0}]
-
-
 def test_a_batch_of_which_nothing_counts_scores_zero_and_still_has_a_backward_pass():
     scores = LockstepScorer(policy := tiny_policy())(nothing_sampled(micro_batches(1)[0]), 1.0)
     assert scores.logprobs_BT.shape == scores.entropy_BT.shape == (2, 9)

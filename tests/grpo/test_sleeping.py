@@ -98,20 +98,6 @@ def test_a_run_that_fails_in_an_update_leaves_the_server_awake(tiny, tmp_path, f
     assert not fake.asleep
 
 
-@pytest.mark.parametrize(
-    ("card", "told"),
-    [
-        ({"root": "another/base"}, "serves another/base, not .*; start it with that model, or give --engine local$"),
-        ({"max_model_len": 100}, "holds 100 tokens, but an episode may have .*; start it with --max-model-len"),
-    ],
-)
-def test_a_server_that_is_not_this_runs_is_refused_and_left_awake(tiny, tmp_path, fake, card, told):
-    fake.card |= card
-    with pytest.raises(UserError, match=rf"^the server at {fake.url} {told}"):
-        train(options_of(tiny, tmp_path / "run", fake))
-    assert fake.turns == []
-
-
 # Options
 
 

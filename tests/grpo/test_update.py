@@ -5,7 +5,6 @@ from dataclasses import replace
 import pytest
 import torch
 
-import forage.grpo.update
 from forage.agent.episode import Episode, Segment, from_json, read_episodes, to_json
 from forage.errors import UserError
 from forage.grpo.learner import Learner
@@ -148,26 +147,6 @@ def sampled_logprobs(learner, episode):
     return learner.score_frozen(part, 1.0)[part.sampled_BT > 0]
 
 
-def test_measuring_the_gain_changes_nothing(tiny, episodes, monkeypatch):
-    """Bit for bit, with dropout: nothing is drawn for it, and the second update draws what it would have drawn."""
-    options = tiny_options(tiny, tiny / "unused").update
-    context = UpdateContext(options, 0.01, 1.0, share_prompts=True)
-
-    def weights():
-        learner = learner_of_dropout(tiny)
-        figures = [update(learner, prepare(episodes, options), context) for _ in range(2)]
-        assert learner.policy.training
-        return figures[1], [weight.detach().clone() for weight in learner.weights], torch.get_rng_state()
-
-    figures, measured, state = weights()
-    assert "likelihood_gain" in figures
-    monkeypatch.setattr(forage.grpo.update, "likelihood_gain", lambda *_: {})
-    figures, plain, other_state = weights()
-    assert "likelihood_gain" not in figures
-    assert torch.equal(state, other_state)
-    assert all(map(torch.equal, measured, plain))
-
-
 # Credits of single tokens
 
 
@@ -202,24 +181,6 @@ def test_a_lowered_budget_is_remembered(tiny, episodes, capsys):
     updated(learner, tiny, episodes, 120)  # a lower one that is asked for stays
     assert learner.sizes[2] == [batch.tokens for batch in pack(episodes, 120)]
     assert Watched(tiny).lowered_budget is None  # another run, or the same one resumed
-
-
-def test_memory_that_runs_out_while_the_gain_is_measured_lowers_the_budget_and_changes_nothing(
-    tiny, episodes, monkeypatch, capsys
-):
-    def short(self, batch, temperature):
-        if batch.tokens > 120:
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
-        return scored(self, batch, temperature)
-
-    figures, weights = updated(Watched(tiny), tiny, episodes, LARGE)
-    scored = Learner.score_frozen
-    monkeypatch.setattr(Learner, "score_frozen", short)
-    learner = Watched(tiny)
-    others, same = updated(learner, tiny, episodes, LARGE)
-    assert learner.lowered_budget < LARGE
-    assert others["likelihood_gain"] == pytest.approx(figures["likelihood_gain"], abs=1e-6)
-    assert all(torch.equal(weight, same[name]) for name, weight in weights.items())
 
 
 def test_out_of_memory_in_the_optimizer_stops_the_run(tiny, episodes, monkeypatch):

@@ -21,7 +21,7 @@ from forage.evaluation import baselines
 from forage.evaluation.measures import COSTS
 from forage.evaluation.options import EvaluationOptions
 from forage.evaluation.outcomes import OutcomeLog
-from forage.evaluation.report import SystemScores, columns, pairs_of, say_missing, summary
+from forage.evaluation.report import SystemScores, pairs_of, say_missing, summary
 from forage.evaluation.setting import agree_on, choose, recorded
 from forage.extras.gateway import own_agent
 from forage.extras.testtime.best_of import BestOf
@@ -337,15 +337,6 @@ def test_what_is_compared_first(names):
     beside = policies[0] == "new"  # else the warm start is the first of --policy
     options = EvaluationOptions(policy=policies[:1] if beside else policies, beside=policies[1:] if beside else ())
     assert [f"{one.name} {other.name}" for one, other in pairs_of(systems, options)] == PAIRS[names]
-
-
-def test_equal_columns_are_shown_once():
-    cost, half = {name: np.ones(2) for name in COSTS}, np.array([0.0, 1])
-    arrays = {"mrr": half, "mrr@3": half, "mrr@10": half, "recall@3": half, "recall@10": np.ones(2)}
-    scores = [arrays | cost, arrays | cost | {"mrr@10": np.ones(2)}]
-    rows = summary([SystemScores("a", f"{n}", "base", each) for n, each in enumerate(scores)])
-    assert list(columns(rows, whole=True).values()) == ["mrr, mrr@3", "mrr@10", "recall@3", "recall@10"]
-    assert list(columns(rows, whole=False).values()) == ["mrr", "recall@3"]
 
 
 def test_means_are_over_the_questions_that_all_systems_have(capsys):

@@ -8,7 +8,6 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from forage.errors import UserError
-from forage.extras.rewriter.options import Options
 from forage.extras.rewriter.rewards import CustomRewardModel
 from tests.tiny_rewriter import make_tiny, metrics, run, tiny_args, tiny_lm
 
@@ -106,15 +105,3 @@ def test_a_users_reward_on_a_model_without_a_template(tmp_path, capsys):
     assert any(reward > 1 for reward in rewards)
     assert "trained minus untrained is " in capsys.readouterr().out
     AutoModelForCausalLM.from_pretrained(tmp_path / "run" / "model")
-
-
-def test_a_folder_with_other_files_is_not_replaced(tmp_path):
-    (tmp_path / "mine").mkdir()
-    Options(output_dir=tmp_path / "mine", run_dir=tmp_path / "run").check()  # empty
-    (tmp_path / "mine" / "notes").touch()
-    for folder in (tmp_path / "mine", tmp_path):
-        with pytest.raises(UserError, match=r"was not made by this script"):
-            Options(output_dir=folder, run_dir=tmp_path / "run").check()
-    for run_dir in (tmp_path / "new", tmp_path / "new" / "run"):
-        with pytest.raises(UserError, match="would replace --run-dir"):
-            Options(output_dir=tmp_path / "new", run_dir=run_dir).check()

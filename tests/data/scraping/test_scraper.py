@@ -17,7 +17,7 @@ from forage.data.scraping.fetcher import Fetcher
 from forage.data.scraping.hosts import host_of
 from forage.data.scraping.options import ScrapeOptions
 from forage.data.scraping.page_text import read_page
-from forage.data.scraping.scraper import how_long, scrape
+from forage.data.scraping.scraper import scrape
 from forage.errors import UserError
 from tests.misbehaving_server import MisbehavingServer
 
@@ -310,14 +310,6 @@ def test_delay_and_connections_per_host_are_kept(server, starts, tmp_path):
     assert server.log.peak[""] == 4  # both hosts at once
 
 
-def test_a_long_fetch_is_said_before_it_starts():
-    assert how_long({"a.org": 240, "b.org": 3}, 0.5).startswith(
-        "243 pages of 2 hosts take 2 min or more: a.org has 240, and is asked every 0.5 s."
-    )
-    assert how_long({"a.org": 50, "b.org": 50}, 0.5) == ""  # side by side, so 25 s
-    assert how_long({}, 0.5) == ""
-
-
 def test_crawl_delay_and_retry_after_hold_the_whole_host(server, starts, tmp_path, monkeypatch):
     monkeypatch.setattr(fetcher, "MAX_WAIT", 2)
     server.robots["slow.test"] = "User-agent: *\nCrawl-delay: 3"
@@ -367,16 +359,3 @@ def test_one_private_address_among_public_ones_is_enough(connections, tmp_path, 
 
 
 # Options
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"batch_size": 0},
-        {"timeout": float("nan")},
-    ],
-)
-def test_wrong_options_end_before_anything_is_done(wrong, tmp_path):
-    with pytest.raises(UserError, match="--" + next(iter(wrong)).replace("_", "-")):
-        scrape(["http://a.test/"], tmp_path / "content", ScrapeOptions(**wrong))
-    assert not (tmp_path / "content").exists()

@@ -3,9 +3,6 @@
 import asyncio
 import subprocess
 import sys
-import threading
-import time
-from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
@@ -118,43 +115,6 @@ def test_what_is_taken_and_not_ended_costs_its_own_episode_alone(protocol, port,
     assert (forgotten.stop, forgotten.cause) == ("agent", "it was taken, and not ended for 0.5 s")
     assert whole.stop == "answer"
     assert (failed.stop, failed.cause) == ("agent", "no tokens left")  # whatever it answered
-
-
-def test_who_left_while_nobody_listened_gets_no_episode(protocol, port):
-    """As in a step that is learnt from: what was asked for then is there when the next step begins."""
-
-    async def visitor(web):
-        address = f"http://127.0.0.1:{port}/v1/episodes"
-        leaving = [threading.Thread(target=left_waiting, args=[address]) for _ in range(3)]
-        for each in leaving:
-            each.start()
-        time.sleep(1)  # the event loop stands still
-        for taken in [await take(web) for _ in range(2)]:
-            await web.post(f"{taken['base_url']}/end", json=ANSWER)
-
-    episodes, _ = playing(protocol, port, visitor, samples=2, seconds=2)
-    assert [episode.stop for episode in episodes] == ["answer", "answer"]
-
-
-def left_waiting(address):
-    with pytest.raises(httpx.ReadTimeout):
-        httpx.post(address, timeout=0.3)
-
-
-def test_who_asks_while_the_run_ends_is_told_so(port, monkeypatch, caplog):
-    monkeypatch.setattr("forage.extras.gateway.own_agent.NOTICED", 60.0)  # so long is each request looked at
-
-    async def go(pool):
-        gateway, _ = handed_out(port).opened()
-        asked = pool.submit(httpx.post, f"{gateway.url}/v1/episodes", timeout=20)
-        while not gateway._server.server_state.tasks:
-            await asyncio.sleep(0.01)
-        return asked
-
-    with ThreadPoolExecutor() as pool:
-        told = asyncio.run(go(pool)).result()
-    assert (told.status_code, told.json()["error"]["message"]) == (503, "the run has ended")
-    assert not caplog.records
 
 
 def test_other_machines_need_the_key(protocol, port, monkeypatch):

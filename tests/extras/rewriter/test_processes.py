@@ -39,12 +39,6 @@ def test_two_processes_with_the_same_rows_learn_what_one_learns(tmp_path):
     assert {name.partition(".")[0] for name in moved} == {"policy", "value_model"}
 
 
-def test_two_processes_with_rows_of_their_own_have_the_same_weights(tmp_path):
-    processes(2, "-m", "tests.extras.rewriter.ppo_worker", tmp_path, 4, 1)
-    first, second = (load_file(tmp_path / f"2-{rank}.safetensors") for rank in (0, 1))
-    assert all(torch.equal(second[name], weight) for name, weight in first.items())
-
-
 def test_two_processes_share_each_update_and_resume(tmp_path):
     make_tiny(tmp_path)
     run = tmp_path / "run"

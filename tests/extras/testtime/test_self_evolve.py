@@ -17,7 +17,7 @@ from forage.engines.base import Sampling
 from forage.errors import UserError
 from forage.evaluation.outcomes import Outcome, OutcomeLog
 from forage.extras.testtime import self_evolve
-from forage.extras.testtime.self_evolve import EvolveOptions, demonstration, is_fit, main, select
+from forage.extras.testtime.self_evolve import EvolveOptions, demonstration, main, select
 from forage.store.options import StoreAddress
 from tests.rated_samples import samples_of
 from tests.scripted_engine import run, turns
@@ -116,19 +116,6 @@ def questions(tiny):
     return {question.id: question for question in read_questions(tiny / "data" / "train.jsonl")}
 
 
-def test_what_is_fit_to_learn_from(tiny, tiny_protocol, questions):
-    q0 = questions["q0"]
-    vetting = Vetting.over(tiny / "data", tiny_protocol, AgentSettings())
-    right, lost, found, _ = samples_of(q0, tiny_protocol)
-    assert is_fit(right, q0, vetting)
-    assert is_fit(found, q0, vetting)  # what it answered is for the rewards to say
-    assert not is_fit(lost, q0, vetting)  # it found nothing
-    assert not is_fit(right, questions["q1"], vetting)  # nor did this one, for that question
-    assert not is_fit(replace(right, stop="turns"), q0, vetting)  # it did not finish
-    [first, *others] = right.turns
-    assert not is_fit(replace(right, turns=(replace(first, faults=("bad_json",)), *others)), q0, vetting)
-
-
 @pytest.fixture
 def logs(tmp_path, monkeypatch):
     """Logs of the search and of `single`."""
@@ -164,12 +151,6 @@ def test_of_each_question_the_best_is_kept(logs, questions, tiny, tiny_protocol,
     assert kept[0].reward == pytest.approx(1.0)
     assert Vetting.over(tiny / "data", tiny_protocol, AgentSettings()).read(tmp_path / "kept.jsonl") == kept
     assert "2 of 4 questions have an episode that is better" in capsys.readouterr().out
-
-
-def test_a_search_without_gain_is_told(logs, questions, tiny, tiny_protocol):
-    play(logs, samples_of(questions["q0"], tiny_protocol), 0, (0, 1))
-    with pytest.raises(UserError, match=r"0 of 1 questions have an episode that is better .*; play more questions"):
-        kept_of(logs, tiny)
 
 
 GOUT = Question("q1", "What causes gout?", "uric acid", "causes", "gout", ("d",), ("right#0",))
