@@ -8,7 +8,6 @@ import pytest
 from forage.errors import UserError
 from forage.files import (
     json_lines,
-    locked,
     replacing,
     replacing_folder,
     write_jsonl,
@@ -37,14 +36,6 @@ def test_what_is_published_can_be_read_by_other_users(tmp_path):
         (partial / "inside" / "weights").chmod(0o600)  # as safetensors leaves it
     paths = [tmp_path / "made", tmp_path / "made" / "inside", tmp_path / "made" / "inside" / "weights"]
     assert [path.stat().st_mode & 0o777 for path in paths] == [0o755, 0o755, 0o644]
-
-
-def test_a_lock_is_held_by_one_and_let_go_of_after(tmp_path):
-    path = tmp_path / ".lock"
-    with locked(path, "in use"), pytest.raises(UserError, match="in use; wait"), locked(path, "in use; wait"):
-        pass
-    with locked(tmp_path / ".lock", "in use; wait"):
-        pass
 
 
 def test_broken_lines_are_raised_or_collected(tmp_path):

@@ -10,8 +10,6 @@ from hypothesis import strategies as st
 from forage.agent.agent import Agent, BatchedSearch, turn_seed
 from forage.agent.options import AgentSettings
 from forage.agent.protocol import CALL_OPENING, write_answer, write_call
-from forage.engines.base import Engine, Sample
-from forage.errors import UserError
 from tests.factories import QUESTION
 from tests.scripted_engine import InOrder, check_tokens, search_many
 
@@ -133,19 +131,3 @@ def test_tokens_add_up_whatever_is_said(protocol, turns, seed):
     engine, episode = play(protocol, *turns, **limits)
     check_tokens(episode, engine, protocol)
     assert len(episode.ids) <= limits["max_tokens"] or not episode.turns
-
-
-@pytest.mark.parametrize(("count", "logprobs"), [(7, 7), (3, 2)])
-def test_an_engine_that_returns_more_than_was_asked_for_or_half_of_it_is_refused(tiny_protocol, count, logprobs):
-    class Broken(Engine):
-        async def generate(self, request):
-            return Sample((5,) * count, (0.0,) * logprobs, "stop")
-
-    agent = Agent(
-        Broken(),
-        tiny_protocol,
-        BatchedSearch(lambda queries: [[]], in_line=True),
-        settings=AgentSettings(max_turn_tokens=6),
-    )
-    with pytest.raises(UserError, match=f"Broken returned {count} tokens with {logprobs} log-probabilities"):
-        asyncio.run(agent.play(QUESTION))

@@ -24,14 +24,6 @@ def test_a_compressed_file_is_read_by_either_name(tmp_path):
     assert not is_written(tmp_path / "other.jsonl")
 
 
-def test_a_torn_last_line_stays_torn(tmp_path):
-    path = tmp_path / "worker.jsonl"
-    append_episodes(path, TWO)
-    path.write_bytes(path.read_bytes()[:-5])
-    compress(path)
-    assert list(read_episodes(path)) == TWO[:1]
-
-
 def test_a_killed_process_leaves_a_pair_that_counts_once(tmp_path):
     path = tmp_path / "worker.jsonl"
     append_episodes(path, TWO)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from forage.engines.local import Decode, Prefill
+from forage.engines.local import Prefill
 
 
 @pytest.mark.parametrize("window", [3, 100])
@@ -26,16 +26,3 @@ def test_a_prefill_by_hand():
         for attend in (view.attend, view.attend_on_gpu):
             found = attend(nothing[:, :, start:], nothing, values, 1.0, 100)
             assert found.flatten().tolist() == pytest.approx(expected)
-
-
-def test_a_window_by_hand():
-    """Over two tokens up to itself: of values 1 2 6, the means 1, 1.5 and 4; one token later, of 6 and 8, 7."""
-    values = torch.tensor([1.0, 2.0, 6.0, 8.0]).view(1, 1, 4, 1)
-    nothing = torch.zeros_like(values)
-    view = Prefill(0, 0, 3)
-    for attend in (view.attend, view.attend_on_gpu):
-        found = attend(nothing[:, :, :3], nothing[:, :, :3], values[:, :, :3], 1.0, 2)
-        assert found.flatten().tolist() == pytest.approx([1, 1.5, 4])
-    step = Decode.of([(0, 0, 3)], 4, values.device)
-    assert step.attend(nothing[:, :, :1], nothing, values, 1.0, 2).item() == pytest.approx(7)
-    assert step.attend(nothing[:, :, :1], nothing, values, 1.0, 100).item() == pytest.approx(17 / 4)

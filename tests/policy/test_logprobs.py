@@ -69,16 +69,3 @@ def test_a_value_by_hand():
     assert found.item() == pytest.approx(2 - math.log(math.exp(2) + math.exp(1) + 1), abs=1e-6)
     halved, _ = chunk_scores(head, torch.tensor([[2.0, 1.0]]), torch.tensor([0]), 2.0)
     assert halved.item() == pytest.approx(1 - math.log(math.exp(1) + math.exp(0.5) + 1), abs=1e-6)
-
-
-def test_only_positions_before_sampled_tokens_reach_the_output_layer():
-    model, batch = tiny_model(), batch_of()
-    seen = []
-    model.lm_head.register_forward_hook(lambda module, inputs, output: seen.append(inputs[0].shape[0]))
-    with torch.no_grad():
-        logprobs = token_logprobs(model, batch, chunk=4)
-    sampled = int(batch.sampled_BT.sum())
-    assert sampled == 9  # 6 and 4, minus the tool result's token
-    assert seen == [4, 4, 1]
-    assert logprobs[batch.sampled_BT == 0].abs().sum() == 0
-    assert (logprobs[batch.sampled_BT == 1] < 0).all()

@@ -40,22 +40,6 @@ def test_all_sequences_are_packed_once_within_the_budget(lengths, budget):
     assert sorted(found) == list(range(len(lengths)))
 
 
-@pytest.mark.parametrize("kind", ["sdpa", "eager", BRANCHES])
-def test_padded_rows_give_the_logprobs_of_rows_of_their_own(kind):
-    model = tiny_model()
-    model.set_attn_implementation(kind)
-    sequences = [Sequence((3, 4, 5, 6, 7), (0, 0, 1, 1, 1)), Sequence((9, 8, 7), (0, 1, 1)), Sequence((3, 4), (0, 1))]
-    alone = {}
-    for number, sequence in enumerate(sequences):
-        [batch] = pack([sequence], 10)
-        alone[number] = token_logprobs(model, batch)[0]
-    for batch in pack(sequences, 15):
-        logprobs = token_logprobs(model, batch)
-        for number in batch.sequence_BT.unique().tolist():
-            here = (batch.sequence_BT == number) & (batch.positions_BT < len(sequences[number].ids))
-            torch.testing.assert_close(logprobs[here], alone[number], atol=1e-5, rtol=0)
-
-
 # Trees
 
 C, D = Sequence((5, 6, 7, 8), (0, 0, 1, 1)), Sequence((5, 6, 9), (0, 0, 1))

@@ -1,8 +1,8 @@
 """Trackers: flat names by hand, and each library for real where it is installed, a resumed run included."""
 
 import importlib.util
-import json
 import sys
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -67,8 +67,11 @@ def test_wandb_without_a_key_stays_offline_and_loses_no_step(tmp_path, monkeypat
     assert said.out + said.err == line * 2
     files = sorted(run.glob("wandb/offline-run-*/*.wandb"))
     assert {path.name for path in files} == {f"run-{(run / 'wandb' / 'run_id').read_text()}.wandb"}
-    ends = [json.loads((path.parent / "files" / "wandb-summary.json").read_text()) for path in files]
-    assert [(end["step"], end["reward/mrr"], end["_step"]) for end in ends] == [(5, 0.625, 2), (6, 1.75, 1)]
+    wanted = [b"0.375", b"0.625", b"1.625", b"1.75"]
+    deadline = time.monotonic() + 60  # wandb's own process writes the files, on a loaded machine after we have finished
+    while (found := [value for path in files for value in wanted if value in path.read_bytes()]) != wanted:
+        assert time.monotonic() < deadline, found
+        time.sleep(0.2)
 
 
 def test_trackio_goes_on_with_the_same_run(tmp_path, monkeypatch, capsys):

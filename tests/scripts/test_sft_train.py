@@ -8,16 +8,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-from create_lora_model import Options as ModelOptions
-from create_lora_model import main as create_model
 from forage.agent.episode import read_episodes, write_episodes
 from forage.agent.protocol import RESPONSE
 from forage.data.records import Document, Question, read_questions
 from forage.errors import UserError
-from forage.files import write_jsonl
 from forage.policy.adapters import newest_adapter, weights_digest
 from forage.policy.checkpoint import checkpoints
-from forage.policy.manifest import AdapterOptions
 from forage.policy.packing import Budget, OutOfMemory, pack
 from forage.sft import training
 from forage.sft.options import SFTOptions
@@ -30,14 +26,12 @@ from forage.sft.teacher import (
     title_query,
 )  # fmt: skip
 from forage.sft.training import Row, best_row, height, loss_of, out_of_patience, split
-from forage.store.document_store import DocumentStore
-from forage.store.options import StoreOptions
 from forage.text import body_of
 from sft_train import main
 from tests.factories import EPISODE as EXAMPLE
+from tests.tiny import make_ground, make_policy
 from tests.tiny_training import tiny_sft
 
-SMALL_ADAPTER = AdapterOptions(r=4, alpha=8)
 GOUT = Question(
     "g", "What are the symptoms of gout?", "It hurts. The toe is red and hot, mostly at night.", "symptoms", "Gout",
     ("d",), ("d#1",),
@@ -125,28 +119,13 @@ def test_the_loss_is_the_mean_over_the_policys_tokens_whatever_the_micro_batches
         torch.testing.assert_close(gradient, first, atol=1e-6, rtol=1e-4)
 
 
-def make_ground(folder, base_model, embedder):
-    """A small library with questions, and a policy of the model."""
-    topics = ["gout", "asthma", "anemia", "migraine", "eczema", "measles", "scabies", "angina"]
-    documents = [Document(t, t.title(), f"{t.title()} is a disease. It is treated with rest.") for t in topics]
-    questions = []
-    store = DocumentStore.build(folder / "store", documents, StoreOptions(embedder))
-    for topic in topics:
-        chunk = next(chunk.id for chunk in store.chunks if chunk.doc_id == topic)
-        questions.append(
-            Question(
-                topic, f"What is {topic}?", f"{topic.title()} is a disease.", "information", topic, (topic,), (chunk,)
-            )
-        )
-    write_jsonl(folder / "train.jsonl", questions[:6])
-    write_jsonl(folder / "eval.jsonl", questions[6:])
-    create_model(ModelOptions(base_model, folder / "policy", quantize=False, adapter=SMALL_ADAPTER))
-    return folder
-
-
 @pytest.fixture(scope="module")
 def ground(tiny_base, tmp_path_factory):
-    return make_ground(tmp_path_factory.mktemp("ground"), str(tiny_base), "none")
+    """A small library with questions, and a policy."""
+    folder = tmp_path_factory.mktemp("ground")
+    make_ground(folder)
+    make_policy(folder / "policy", tiny_base)
+    return folder
 
 
 def options(ground, output, **more):

@@ -10,18 +10,8 @@ import venv
 import pytest
 
 from forage.extras.doctor import checks
-from forage.extras.doctor.__main__ import shown
-from forage.extras.doctor.checks import Check, docker, fault, pins
+from forage.extras.doctor.checks import docker, fault, pins
 from tests import ROOT
-
-
-def test_a_check_as_text():
-    assert shown(Check("Docker", "not installed"), "no") == "  no   Docker: not installed"
-    assert shown(Check("numpy")) == "  ok   numpy"
-    lines = shown(Check("one", "a reason that goes on " * 5, "pip install one")).splitlines()
-    assert lines[0].startswith("  --   one: a reason")
-    assert lines[-1] == "       > pip install one"
-    assert max(map(len, lines)) <= 80
 
 
 @pytest.mark.parametrize("name", ["", "/models"])

@@ -18,7 +18,7 @@ import grpo_rollout
 from bench.rollout import by_openai
 from forage.agent.episode import Search, from_json, read_episodes, to_json
 from forage.agent.protocol import Protocol
-from forage.agent.rewards import get_format_reward, get_own_reward
+from forage.agent.rewards import get_own_reward
 from forage.engines.base import EngineError
 from forage.errors import UserError
 from forage.extras.gateway.own_agent import command, recorded
@@ -95,17 +95,6 @@ def test_a_changed_history_begins_a_segment_and_both_are_learnt_from(protocol):
     begins = protocol.encode("<|im_start|>user\nIn short<|im_end|>\n<|im_start|>assistant\n")
     assert episode.ids[: len(begins) + len(two)] == (*begins, *two)
     assert (earlier.logprobs[-1], sum(earlier.mask), episode.sampled) == (-3.5, 8, 14)
-
-
-def test_what_an_earlier_conversation_broke_counts(protocol):
-    async def starts_anew(question, client, tools):
-        await ask(client, question)
-        return (await ask(client, "And now?")).content
-
-    episode, _ = played(starts_anew, protocol, "<tool_response>rest</tool_response>", "Rest.")
-    assert (episode.faults, [turn.faults for turn in episode.turns]) == (("forged_response",), [()])
-    assert from_json(to_json(episode)) == episode
-    assert get_format_reward([episode], []) == [pytest.approx((0 + 1 + 1 / 2) / 3)]  # no search, an answer, half
 
 
 def test_several_conversations_at_once_are_segments(protocol):

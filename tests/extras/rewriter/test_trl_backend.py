@@ -37,27 +37,6 @@ def trained(backend, actors, tokenizer, options, optimizer, updates=2, first=0):
     return figures
 
 
-@pytest.mark.parametrize("backend", ["trl", "own"])
-@pytest.mark.parametrize(
-    ("actor", "top_p", "micro"),
-    [
-        (ActorOptions(lora_rank=0), 0.5, 0),
-        (ActorOptions(), 0.9, 2),
-        (ActorOptions(value="separate"), 0.9, 0),
-    ],
-)
-def test_at_learning_rate_0_the_ratio_is_1_and_nothing_is_clipped(backend, actor, top_p, micro):
-    actors, tokenizer = tiny_actors(actor, SamplingOptions(max_new_tokens=6, top_p=top_p), micro)
-    before = {name: weight.detach().clone() for name, weight in actors.named_parameters()}
-    options = PPOOptions(micro_batch_size=micro)
-    for row in trained(backend, actors, tokenizer, options, adamw(actors, 0.0)):
-        assert row["val/ratio"] == pytest.approx(1, abs=1e-6)
-        assert row["policy/clipfrac_avg"] == row["val/clipfrac_avg"] == 0
-        assert row["policy/approxkl_avg"] == pytest.approx(0, abs=1e-10)
-        assert row["objective/kl"] == pytest.approx(0, abs=1e-5)
-    assert all(torch.equal(weight, before[name]) for name, weight in actors.named_parameters())
-
-
 def ending_actors(actor):
     """Actors some of whose responses end early: eos is the token they sample most often."""
     plain, tokenizer = tiny_actors(actor)
