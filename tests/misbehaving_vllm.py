@@ -1,5 +1,6 @@
 """A real HTTP server on loopback that answers as vLLM does, or fails and lies in the ways it is told to."""
 
+import asyncio
 import json
 import math
 import select
@@ -7,7 +8,12 @@ import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+from forage.engines.base import EngineOptions, Request, Sample, Sampling
+from forage.engines.vllm import VLLMEngine
 from tests.ports import free_port
+
+REQUEST = Request((1, 2, 3), 4, (2,), seed=7, sampling=Sampling(0.5), episode="q/0")
+RIGHT = Sample((5, 2), (-0.5, -0.25), "stop")  # what a server that is not told otherwise says
 
 LOGITS = {"token_id:7": 3.0, "token_id:5": 2.0, "token_id:2": 1.0, "token_id:9": 0.0, "token_id:1": -2.0}
 HTML = b"<html><body>Welcome to the proxy</body></html>"
@@ -169,3 +175,14 @@ class MisbehavingVLLM:
 
     def __exit__(self, *_):
         self.stop()
+
+
+def with_engine(action, *servers, patience=60.0, **more):
+    """What a function makes of an engine over these servers."""
+
+    async def run():
+        options = EngineOptions(urls=tuple(server.url for server in servers), patience=patience)
+        async with VLLMEngine(options, **more) as engine:
+            return await action(engine)
+
+    return asyncio.run(run())

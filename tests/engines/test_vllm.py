@@ -6,31 +6,15 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from forage.engines.base import EngineOptions, Request, Sample, Sampling
+from forage.engines.base import EngineOptions, Request, Sampling
 from forage.engines.vllm import VLLMEngine, login_of
 from forage.errors import UserError
 from forage.policy.adapters import served_name
-from tests.misbehaving_vllm import MisbehavingVLLM
-
-REQUEST = Request((1, 2, 3), 4, (2,), seed=7, sampling=Sampling(0.5), episode="q/0")
-
-
-@pytest.fixture
-def fake():
-    with MisbehavingVLLM() as fake:
-        yield fake
-
-
-def with_engine(action, *fakes, patience=60.0):
-    async def run():
-        async with VLLMEngine(EngineOptions(urls=tuple(f.url for f in fakes), patience=patience)) as engine:
-            return await action(engine)
-
-    return asyncio.run(run())
+from tests.misbehaving_vllm import REQUEST, RIGHT, MisbehavingVLLM, with_engine
 
 
 def test_a_request_says_all_that_matters(fake):
-    assert with_engine(lambda engine: engine.generate(REQUEST), fake) == Sample((5, 2), (-0.5, -0.25), "stop")
+    assert with_engine(lambda engine: engine.generate(REQUEST), fake) == RIGHT
     [body] = fake.bodies
     wanted = {
         "model": "policy", "prompt": [1, 2, 3], "max_tokens": 4, "temperature": 0.5, "top_p": 1.0, "top_k": -1,

@@ -8,7 +8,6 @@ from forage.engines.base import EngineOptions
 from forage.errors import UserError
 from forage.grpo import training
 from forage.runs.stats import read_stats
-from tests.misbehaving_vllm import MisbehavingVLLM
 from tests.options import with_options
 from tests.tiny_training import adapter_bytes, stats_of, tiny_options, train
 
@@ -25,10 +24,9 @@ def noise(body):
 
 
 @pytest.fixture
-def fake():
-    with MisbehavingVLLM() as fake:
-        fake.sleep_mode, fake.says = True, noise
-        yield fake
+def fake(fake):
+    fake.sleep_mode, fake.says = True, noise
+    return fake
 
 
 def options_of(tiny, run_dir, fake, **more):

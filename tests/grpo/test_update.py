@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from forage.agent.episode import Episode, Segment, from_json, read_episodes, to_json
+from forage.agent.episode import Episode, Segment, read_episodes
 from forage.errors import UserError
 from forage.grpo.learner import Learner
 from forage.grpo.losses import ScoredBatch, count_totals, loss_terms, policy_loss
@@ -136,8 +136,6 @@ def test_the_likelihood_gained_is_that_of_sampled_tokens_of_better_episodes(tiny
     assert torch.cat([gains[0], gains[4]]).mean() < 0
     assert abs(torch.cat(gains).mean() - found) > 0.01
 
-    again = update(learner, prepare(episodes, options), replace(context, learning_rate=0.0))
-    assert again["likelihood_gain"] == pytest.approx(0, abs=1e-6)
     alike = [replace(episode, rewards={"even": 0.5}) for episode in episodes]  # nothing is learnt
     assert "likelihood_gain" not in update(learner, prepare(alike, options), context)
 
@@ -242,5 +240,3 @@ def test_all_segments_of_an_episode_are_learnt_from_with_its_advantage():
     assert first == second == -third > 0
     assert taught.totals == (2 + 1 + 3, 3)
     assert taught.sampler_logprobs[0] == (0.0, -0.1, -0.2)
-    assert from_json(to_json(better)) == better
-    assert (better.sampled, worse.sampled) == (3, 3)

@@ -1,15 +1,11 @@
 """chat.py: the same loop as evaluation's, from a question to the last line of the answer."""
 
-import io
 import os
 import shutil
 import subprocess
 import sys
 
-import pytest
-
 from tests import ROOT
-from tests.here import run_here
 
 TINY = ["--engine", "local", "--mode", "sparse", "--max-turns", "2", "--max-turn-tokens", "16"]
 
@@ -30,12 +26,3 @@ def test_a_policy_answers_every_line_of_standard_input(tiny, tmp_path):
     assert sum(line.startswith("no answer: ") for line in lines) == 2  # its weights are random
     assert max(map(len, lines)) <= 80
     assert not [letter for letter in "".join(lines) if ord(letter) < 32]
-
-
-@pytest.mark.parametrize(("question", "says"), [([], "no question came"), (["--question", " "], "--question is empty")])
-def test_a_script_without_a_question_is_told(question, says, tiny, monkeypatch):
-    monkeypatch.setattr("sys.stdin", io.StringIO(""))
-    given = ["--policy", tiny / "policy", "--data", tiny / "data", *question, *TINY]
-    done = run_here([sys.executable, "chat.py", *given])
-    assert done.returncode == 1
-    assert says in done.stderr.splitlines()[-1]

@@ -10,7 +10,7 @@ import venv
 import pytest
 
 from forage.extras.doctor import checks
-from forage.extras.doctor.checks import docker, fault, pins
+from forage.extras.doctor.checks import fault, pins
 from tests import ROOT
 
 
@@ -29,17 +29,6 @@ def test_each_line_of_the_repositorys_files_is_a_pin(name):
 def test_versions_are_compared_as_pip_does(monkeypatch, installed, bounds, fits):
     monkeypatch.setattr(checks, "version", lambda name: installed)
     assert fault("it", bounds) == ("" if fits else f"it {installed} ({bounds} was tested)")
-
-
-@pytest.mark.parametrize(("compose", "lacks"), [("v5.0.1", ""), ("2.23.3", "compose 2.24 or later is needed")])
-def test_docker(tmp_path, monkeypatch, compose, lacks):
-    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    script = tmp_path / "docker"
-    script.write_text(f"#!/bin/sh\necho {compose}\n")
-    script.chmod(0o755)
-    assert docker().lacks == lacks
-    monkeypatch.setenv("PATH", "")
-    assert docker().lacks == "not installed"
 
 
 # The command

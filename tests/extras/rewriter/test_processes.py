@@ -30,7 +30,7 @@ def processes(number, *command):
 def test_two_processes_with_the_same_rows_learn_what_one_learns(tmp_path):
     """The mean of two equal gradients is each of them."""
     for number in (1, 2):
-        processes(number, "-m", "tests.extras.rewriter.ppo_worker", tmp_path, 2 * number, 0)
+        processes(number, "-m", "tests.extras.rewriter.ppo_worker", tmp_path, 2 * number)
     one, *two = (load_file(tmp_path / f"{name}.safetensors") for name in ("1-0", "2-0", "2-1"))
     for weights in two:
         for name, weight in one.items():

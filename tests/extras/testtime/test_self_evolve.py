@@ -55,7 +55,7 @@ def ran(options, monkeypatch):
 
 
 def test_the_rounds_in_their_order(options, ran):
-    options = replace(options, sampling=Sampling(temperature=1.0), seed=4, max_steps=7, learning_rate=0.02)
+    options = replace(options, sampling=Sampling(temperature=1.0), seed=4)
     main(options)
     first, second = options.round(1), options.round(2)
     play, scorer, kept, trained, again, scorer_2, _, trained_2, measured = ran
@@ -65,15 +65,13 @@ def test_the_rounds_in_their_order(options, ran):
     played = first / "played" / "episodes" / "policy"
     assert (scorer.files, scorer.out, scorer.seed) == ((played / "best_of_8",), first / "scorer", 4)
     assert (kept[0].episodes, kept[1].episodes) == (played / "best_of_8", played / "single")
-    assert (trained.policy, trained.output_dir, trained.keep) == (options.policy, first / "policy", "last")
-    assert (trained.max_steps, trained.optimizer.learning_rate, trained.num_demonstrations) == (7, 0.02, 0)
-    assert (again.policy, again.systems) == ((f"policy={first / 'policy'}",), ("single", "tree:learned"))
-    assert (again.skip_questions, again.scorer) == (3, first / "scorer")
+    assert (trained.policy, trained.output_dir) == (options.policy, first / "policy")
+    assert (again.policy, again.skip_questions, again.scorer) == ((f"policy={first / 'policy'}",), 3, first / "scorer")
     assert scorer_2.files == (played / "best_of_8", second / "played" / "episodes" / "policy" / "tree_learned")
     assert trained_2.demonstrations == (first / "kept.jsonl", second / "kept.jsonl")
     policies = {"round_0": options.policy, "round_1": trained.output_dir, "round_2": second / "policy"}
     assert measured.policy == tuple(f"{name}={path}" for name, path in policies.items())
-    assert (measured.output_dir, measured.split) == (options.output_dir / "measured", "eval")
+    assert measured.split == "eval"
 
 
 def test_each_stage_runs_once_and_more_rounds_go_on(options, ran, monkeypatch):
