@@ -1,4 +1,4 @@
-"""Adapters in the type of what passes through them: by hand, beside PEFT's, and what autograd keeps for them."""
+"""Adapters in the type of what passes through them: beside PEFT's, and what autograd keeps for them."""
 
 import copy
 
@@ -7,7 +7,7 @@ import torch
 from peft import LoraConfig, get_peft_model
 from torch import nn
 
-from forage.policy.precision import _Adapted, fp32_logits, fuse_adapters
+from forage.policy.precision import fp32_logits, fuse_adapters
 from tests.factories import tiny_model
 
 IDS = torch.arange(1, 25).view(2, 12)
@@ -42,20 +42,6 @@ def figures(policy):
     logits.float().square().mean().backward()
     gradients = {name: weight.grad.clone() for name, weight in policy.named_parameters() if weight.requires_grad}
     return logits.detach(), gradients, sum(kept.values())
-
-
-def test_what_is_added_and_its_gradients_by_hand():
-    """Input (1, 2), A (3, 1), B (2, -1)^T, scale 10: 3 + 2 = 5 comes to 10 * (10, -5); the gradients of the sum of
-    both outputs: low 10 * (2 - 1) = 10; input 10 * A; A 10 * input; B 10 * 5 each."""
-    base, row = torch.ones(1, 2, requires_grad=True), torch.tensor([[1.0, 2.0]], requires_grad=True)
-    first, last = torch.tensor([[3.0, 1.0]], requires_grad=True), torch.tensor([[2.0], [-1.0]], requires_grad=True)
-    out = _Adapted.apply(base, row, first, last, 10.0)
-    assert out.tolist() == [[101.0, -49.0]]
-    out.sum().backward()
-    assert base.grad.tolist() == [[1.0, 1.0]]
-    assert row.grad.tolist() == [[30.0, 10.0]]
-    assert first.grad.tolist() == [[10.0, 20.0]]
-    assert last.grad.tolist() == [[50.0], [50.0]]
 
 
 @pytest.mark.parametrize("again", [False, True])

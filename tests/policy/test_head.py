@@ -64,6 +64,7 @@ def test_log_probabilities_in_bf16_have_logits_in_fp32(tied):
     found = token_scores(model, batch, chunk=4)
     torch.testing.assert_close(found.logprobs_BT[0, 1:].double(), exact.gather(1, chosen)[:, 0], atol=1e-4, rtol=0)
     torch.testing.assert_close(found.entropy_BT[0, 1:].double(), -(exact.exp() * exact).sum(-1), atol=1e-4, rtol=0)
+    assert not found.entropy_BT.requires_grad
     assert (rounded - exact).gather(1, chosen).abs().mean() > 3e-3
     found.logprobs_BT.sum().backward()
     assert (model.lm_head.weight is model.model.embed_tokens.weight) == tied

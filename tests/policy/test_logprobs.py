@@ -1,33 +1,22 @@
 """token_logprobs equals the plain formula in value and gradient, and skips tokens that were not sampled."""
 
-import math
 from dataclasses import replace
 
 import pytest
 import torch
-from torch import nn
 
-from forage.policy.logprobs import chunk_scores, token_logprobs
-from forage.policy.packing import TokenBatch
+from forage.policy.logprobs import token_logprobs
+from forage.policy.packing import pack
+from tests.factories import Sequence, tiny_model
 from tests.factories import plain_logprobs as plain
-from tests.factories import tiny_model
 
 
-def batch_of(lengths=(9, 6), prompts=(3, 2), width=10):
-    generator = torch.Generator().manual_seed(1)
-    ids = torch.randint(1, 61, (len(lengths), width), generator=generator)
-    attention, sampled = torch.zeros_like(ids), torch.zeros_like(ids)
-    for row, (length, prompt) in enumerate(zip(lengths, prompts, strict=True)):
-        attention[row, :length] = 1
-        sampled[row, prompt:length] = 1
-    sampled[0, 5] = 0  # a token of a tool result, between sampled ones
-    return made_of(ids, attention, sampled)
-
-
-def made_of(ids, attention, sampled):
-    positions = torch.arange(ids.shape[1]).expand_as(ids)
-    sequence = torch.arange(ids.shape[0])[:, None].expand_as(ids)
-    return TokenBatch(ids, positions, sampled, sequence, attention)
+def batch_of():
+    """The first has a token of a tool result between sampled ones, the second padding."""
+    ids = torch.randint(1, 61, (15,), generator=torch.Generator().manual_seed(1)).tolist()
+    masks = (0, 0, 0, 1, 1, 0, 1, 1, 1), (0, 0, 1, 1, 1, 1)
+    [batch] = pack([Sequence(ids[:9], masks[0]), Sequence(ids[9:], masks[1])], 18)
+    return batch
 
 
 @pytest.mark.parametrize("tied", [False, True])
@@ -55,17 +44,3 @@ def test_padding_at_the_end_needs_no_mask():
     without = token_logprobs(model, replace(batch, attention_BT=None))
     torch.testing.assert_close(without, token_logprobs(model, batch), atol=1e-5, rtol=0)
     assert without.count_nonzero() == 9 - 3 - 1 + 6 - 2
-
-
-def test_a_value_by_hand():
-    head = nn.Linear(2, 3, bias=False)
-    with torch.no_grad():
-        head.weight.copy_(torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.0, 0.0]]))
-    # Logits 2, 1, 0: log-probability of the first is 2 - log(e^2 + e^1 + e^0).
-    found, entropy = chunk_scores(head, torch.tensor([[2.0, 1.0]]), torch.tensor([0]), 1.0)
-    chances = [math.exp(x) / (math.exp(2) + math.exp(1) + 1) for x in (2, 1, 0)]
-    assert entropy.item() == pytest.approx(-sum(p * math.log(p) for p in chances), abs=1e-6)
-    assert not entropy.requires_grad
-    assert found.item() == pytest.approx(2 - math.log(math.exp(2) + math.exp(1) + 1), abs=1e-6)
-    halved, _ = chunk_scores(head, torch.tensor([[2.0, 1.0]]), torch.tensor([0]), 2.0)
-    assert halved.item() == pytest.approx(1 - math.log(math.exp(1) + math.exp(0.5) + 1), abs=1e-6)

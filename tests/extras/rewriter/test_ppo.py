@@ -1,4 +1,4 @@
-"""PPO's formulas by hand, the order of questions, and divergence."""
+"""The loss by hand (test_trl_backend.py compares the rest with TRL), the order of questions, and divergence."""
 
 import math
 
@@ -10,14 +10,10 @@ from forage.extras.rewriter.options import Options, PPOOptions
 from forage.extras.rewriter.ppo import (
     TrainingBatch,
     entropy_of,
-    gae,
-    last_places,
     logprobs_of,
     over_others,
     ppo_loss,
     rollout,
-    token_rewards,
-    whitened,
 )
 from forage.extras.rewriter.training import Recorder, batches_from
 from tests.tiny_rewriter import batches_of, tiny_actors, tiny_rows
@@ -27,40 +23,15 @@ def close(tensor, expected):
     torch.testing.assert_close(tensor, torch.tensor(expected), rtol=0, atol=1e-6)
 
 
-def test_gae_by_hand():
-    # d1 = 1 + 0 - .25 = .75; d0 = 0 + .25 - .5 = -.25; A1 = .75; A0 = -.25 + .5 * .75 = .125
-    close(gae(torch.tensor([[0.0, 1.0]]), torch.tensor([[0.5, 0.25]]), 1.0, 0.5), [[0.125, 0.75]])
-    # gamma .5, lambda 1: discounted return less value. Returns 1.75, 1.5, 1: of rewards 1, 1, 1.
-    close(gae(torch.ones(1, 3), torch.tensor([[0.0, 0.5, 2.0]]), 0.5, 1.0), [[1.75, 1.0, -1.0]])
-    # lambda 0: one step's errors alone
-    close(gae(torch.tensor([[0.0, 1.0]]), torch.tensor([[0.5, 0.25]]), 1.0, 0.0), [[-0.25, 0.75]])
-
-
-def test_where_a_response_ends_and_its_score_stands():
-    tokens = torch.tensor([[5, 0, 0, 0], [5, 6, 7, 8], [0, 0, 0, 0], [5, 6, 7, 0]])
-    last = last_places(tokens, eos_id=0)
-    assert last.tolist() == [1, 3, 0, 3]
-    kl = torch.tensor([[1.0, 2, 0, 0], [1, 1, 1, 1], [3, 0, 0, 0], [0, 0, 0, 0]])
-    scores = torch.tensor([1.0, 0.5, 0.25, 1.0])
-    expected = [[-0.1, -0.2, 1, 0], [-0.1, -0.1, -0.1, 0.4], [-0.3, 0.25, 0, 0], [0, 0, 0, 1.0]]
-    close(token_rewards(kl, scores, last, 0.1), expected)
-
-
-def test_whitening_by_hand():
-    half = 1 / math.sqrt(2)
-    mask = torch.tensor([[True, True, False]])
-    close(whitened(torch.tensor([[1.0, 3.0, 99.0]]), mask), [[-half, half, 0.0]])
-
-
 def test_logprobs_and_entropy_by_hand():
     logits = torch.tensor([[[0.0, 0.0], [math.log(3), 0.0]]])
     close(logprobs_of(logits, torch.tensor([[0, 1]])), [[math.log(0.5), math.log(0.25)]])
     close(entropy_of(logits), [[math.log(2), -0.75 * math.log(0.75) - 0.25 * math.log(0.25)]])
 
 
-def training_batch(advantages, values, returns, mask=None):
+def training_batch(advantages, values, returns):
     one = torch.ones_like(advantages)
-    kept = one.bool() if mask is None else mask
+    kept = one.bool()
     return TrainingBatch(one.long(), one.long(), torch.zeros_like(one), values, advantages, returns, kept, kept)
 
 
@@ -81,14 +52,6 @@ def test_the_loss_by_hand():
     # Advantage -1: 1.5 counts as it is, .5 as .8.
     _, figures = ppo_loss(logs, zero, training_batch(-torch.ones(1, 2), zero, zero), options)
     close(figures["loss/policy_avg"], (1.5 + 0.8) / 2)
-
-
-def test_padding_is_in_no_loss():
-    mask = torch.tensor([[True, False]])
-    part = training_batch(torch.ones(1, 2), torch.zeros(1, 2), torch.zeros(1, 2), mask)
-    _, figures = ppo_loss(torch.tensor([[0.0, 50.0]]), torch.tensor([[0.0, 9.0]]), part, PPOOptions())
-    names = ("loss/policy_avg", "loss/value_avg", "val/ratio", "policy/approxkl_avg")
-    assert [figures[name] for name in names] == [-1, 0, 1, 0]
 
 
 def test_grpo_judges_a_rewrite_by_the_others_of_its_question():
