@@ -1,4 +1,4 @@
-"""Attention branch by branch: what a branch sees by hand, the same output and gradients as under a mask, and where."""
+"""Attention branch by branch: the same output and gradients as under a mask, and where."""
 
 from types import SimpleNamespace
 
@@ -12,13 +12,6 @@ from forage.policy.logprobs import token_logprobs
 from forage.policy.manifest import read_policy_manifest
 from forage.policy.packing import BRANCHES, Branch, Branches, attend_by_branches, pack_trees
 from forage.policy.policy import load_policy
-
-
-def test_what_a_branch_sees_by_hand():
-    """Nodes 4 and 5 after 0 and 1: each sees those two, itself, and 5 also sees 4."""
-    branch = Branch(4, 6, ((0, 2), (4, 6)))
-    assert branch.nodes.tolist() == [0, 1, 4, 5]
-    assert branch.seen_PQ.int().tolist() == [[1, 1, 1, 0], [1, 1, 1, 1]]
 
 
 @pytest.mark.parametrize("on_gpu", [False, True])
