@@ -47,7 +47,7 @@ test-compose: .venv/.installed-dev
 bench-env: .venv/.installed-bench .venv-peers/.installed
 
 bench: bench-env .venv-vllm/.installed
-	[ -e runs/demo/run/finished ] || $(MAKE) demo
+	[ -e runs/bench/run/finished ] || PY=$(PY) scripts/bench_start.sh
 	$(PY) -m bench.table $(if $(ROW),--only $(ROW)) $(if $(MEDQUAD),--medquad $(MEDQUAD))
 
 stack: .venv/.installed

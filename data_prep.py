@@ -36,6 +36,7 @@ from forage.store.options import StoreOptions
 if TYPE_CHECKING:
     from forage.data.chunking import Chunk
     from forage.data.corpus import Dataset
+    from forage.extras.questions.two_documents import Passages
     from forage.store.document_store import DocumentStore
 
 TOP = (
@@ -43,7 +44,6 @@ TOP = (
     "cache_dir", "batch_size", "skip_existing", "scrape", "eval_share", "embedder", "chunk_tokens", "seed",
 )  # fmt: skip
 LEFT_OUT = "questions_left_out.jsonl"
-SEEN, ENOUGH = "answers of which a search shows most words", 0.6  # below so much, the table names a way out
 SECOND_HOP = "second_hop"
 WRITTEN = ("documents.jsonl", "manifest.jsonl", "train.jsonl", "eval.jsonl", "qrels", "store", "rewriter", LEFT_OUT)
 
@@ -94,7 +94,7 @@ class Source:
     """What was read: documents, and how their questions come about once a store has cut them into chunks."""
 
     documents: list[Document]
-    split: Callable[[DocumentStore], Split]
+    split: Callable[[DocumentStore, Passages], Split]
     told: dict[str, str]
     """What is printed at the end, with its number; `split` may add some."""
     manifest: Iterable[Any] = ()
@@ -124,6 +124,8 @@ def read_source(options: Options) -> Source:
 
 def write(source: Source, options: Options) -> None:
     """Write the output folder, eval.jsonl last, and print what was made."""
+    from forage.extras.questions.headroom import told
+    from forage.extras.questions.two_documents import Passages
     from forage.store.opening import build_store
 
     out = options.output_dir
@@ -131,49 +133,50 @@ def write(source: Source, options: Options) -> None:
     write_jsonl(out / "manifest.jsonl", source.manifest)
     drop_questions(out)
     store = build_store(out / "store", source.documents, options.store)
-    train, held_out = source.split(store)
+    passages = Passages(store.chunks)
+    train, held_out = source.split(store, passages)
     export_rewriter_data(out / "rewriter", store.chunks, train, held_out)
     write_jsonl(out / "train.jsonl", train)
-    hidden = {}
+    linked = {}
     for words in options.making.second_hop:
         folder = out / f"{SECOND_HOP}_{words}"
-        hidden[f"questions behind a name, {folder.name}"] = hide_names(
-            folder, store, train, held_out, words, options.seed
+        linked[f"questions for two searches, {folder.name}"] = write_linked(
+            folder, passages, store, (train, held_out), words, options.seed
         )
     write_jsonl(out / "eval.jsonl", held_out)
-    told = source.told | {
+    lines = source.told | {
         "documents": f"{len(source.documents):,}" + _causes(Counter(d.source for d in source.documents)),
         "chunks": f"{len(store.chunks):,} (embedded now: {store.embedded:,})",
         "training questions": f"{len(train):,}",
         "eval questions": f"{len(held_out):,}",
-        **_seen([*train, *held_out], store),
-        **hidden,
+        **told(store, passages, train, held_out, str(out)),
+        **linked,
     }
-    print("\n".join(f"{what:46} {count}" for what, count in told.items()))
+    print("\n".join(f"{what:46} {count}" for what, count in lines.items()))
 
 
-def hide_names(
-    folder: Path, store: DocumentStore, train: Sequence[Question], held_out: Sequence[Question], words: int, seed: int
-) -> str:
-    """Write the same questions behind a name into a folder of their own, with the same store; what is told of it."""
-    from forage.extras.questions.behind_names import FOUND, apart, behind_names
+def write_linked(folder: Path, passages: Passages, store: DocumentStore, split: Split, words: int, seed: int) -> str:
+    """Write questions that need two documents into a folder of their own, with the same store; what is told of it."""
+    from forage.extras.questions.headroom import attacks, modes_of
+    from forage.extras.questions.two_documents import FOUND, link
 
     def ranks(queries: Sequence[str]) -> list[list[str]]:
-        return [[hit.chunk_id for hit in hits] for hits in store.search(queries, FOUND, "sparse")]
+        found = [store.search(queries, FOUND, mode) for mode in modes_of(store)]
+        return [[hit.chunk_id for hits in several for hit in hits] for several in zip(*found, strict=True)]
 
-    of_train, of_held_out = (behind_names(side, store.chunks, words, ranks, seed) for side in (train, held_out))
-    known, both = apart(of_train.kept, of_held_out.kept)
-    dropped = [*of_train.dropped, *of_held_out.dropped, *((question, "its subject is held out") for question in both)]
+    made = [
+        link(passages, side, mentions, words, ranks, seed)
+        for side, mentions in zip(split, passages.apart(*split), strict=True)
+    ]
     folder.mkdir(exist_ok=True)
-    write_jsonl(folder / "train.jsonl", known)
-    write_jsonl(folder / "eval.jsonl", of_held_out.kept)
-    write_jsonl(folder / LEFT_OUT, ({"cause": cause, **asdict(question)} for question, cause in dropped))
+    dropped = [(cause, question) for side in made for question, cause in side.dropped]
+    for name, side in zip(("train", "eval"), made, strict=True):
+        write_jsonl(folder / f"{name}.jsonl", side.kept)
+    write_jsonl(folder / LEFT_OUT, ({"cause": cause, **asdict(question)} for cause, question in dropped))
     if not (folder / "store").is_symlink():
         (folder / "store").symlink_to(Path("..") / "store")
-    return (
-        f"{len(known):,} to train on, {len(of_held_out.kept):,} held out; one search answered "
-        f"{of_held_out.one_search:.0%} of the latter, which were dropped, and finds the name of "
-        f"{of_held_out.named:.0%} of the rest first" + _causes(Counter(cause for _, cause in dropped))
+    return f"{len(made[0].kept):,} to train on, {len(made[1].kept):,} held out{attacks(store, made[1])}" + _causes(
+        Counter(cause for cause, _ in dropped)
     )
 
 
@@ -191,10 +194,10 @@ def rows_and_pages(options: Options) -> Source:
         **_left_out(corpus.recurring),
     }
 
-    def split(store: DocumentStore) -> Split:
+    def split(store: DocumentStore, passages: Passages) -> Split:
         questions, left_out = make_questions(corpus.rows, library.doc_of_row, store.chunks)
         told["rows that make no question"] = f"{sum(left_out.values()):,}" + _causes(left_out)
-        return halves(questions, options, left_out["same question, merged"])
+        return halves(questions, options, passages, left_out["same question, merged"])
 
     return Source(library.documents, split, told, manifest_rows(corpus))
 
@@ -210,7 +213,7 @@ def own_documents(folder: Path, options: Options) -> Source:
     told = {"files": f"{len(own.records):,}" + _causes(Counter(record.cause for record in own.records))}
     told |= _left_out(own.recurring)
 
-    def split(store: DocumentStore) -> Split:
+    def split(store: DocumentStore, passages: Passages) -> Split:
         def near(text: str, k: int) -> list[Chunk]:
             return [store.chunk_by_id[hit.chunk_id] for hit in store.search(text, k, "sparse")]
 
@@ -224,12 +227,12 @@ def own_documents(folder: Path, options: Options) -> Source:
                                 f"{options.output_dir / LEFT_OUT} for each one's cause")  # fmt: skip
             questions = merged(placed)
             same = len({row.id for row, _, _ in placed}) - len(questions)
-            return halves(questions, options, same, len(left_out))
+            return halves(questions, options, passages, same, len(left_out))
         questions, kept, reasons = make_from(store, options.making, options.output_dir, options.seed)
         told["questions dropped"] = f"{sum(reasons.values()):,}" + _causes(reasons)
         found = sum(1 / one.rank for one in kept) / len(kept)
         told["MRR, searched with the question"] = f"{found:.2f}"
-        return halves(questions, options)
+        return halves(questions, options, passages)
 
     return Source(own.documents, split, told, own.records)
 
@@ -241,7 +244,7 @@ def collection(folder: Path, options: Options) -> Source:
     found = read_beir(folder, options.eval_split)
     told = {"left out": f"{sum(found.left_out.values()):,}" + _causes(found.left_out)}
 
-    def split(store: DocumentStore) -> Split:
+    def split(store: DocumentStore, passages: Passages) -> Split:
         for of, judgements in found.judgements.items():
             write_qrels(options.output_dir / "qrels" / f"{TRAIN if of == TRAIN else 'eval'}.tsv", judgements)
         held_out = questions_of(found, options.eval_split, store.chunks)
@@ -253,9 +256,15 @@ def collection(folder: Path, options: Options) -> Source:
     return Source(found.documents, split, told)
 
 
-def halves(questions: Sequence[Question], options: Options, merged: int = 0, left_out: int = 0) -> Split:
-    """Split by document; `merged` rows asked the same as others, and `left_out` have no answer in any."""
-    train, held_out = split_by_document(questions, options.eval_share, options.seed)
+def halves(
+    questions: Sequence[Question], options: Options, passages: Passages, merged: int = 0, left_out: int = 0
+) -> Split:
+    """Split by document; `merged` rows asked the same as others, and `left_out` have no answer in any.
+
+    With --second-hop, documents that mention one another stay on one side as far as can be.
+    """
+    links = passages.links() if options.making.second_hop else []
+    train, held_out = split_by_document(questions, options.eval_share, options.seed, links)
     if not train or not held_out:
         same = f" ({merged:,} more rows ask the same as another)" if merged else ""
         same += f" ({left_out:,} were left out; {options.output_dir / LEFT_OUT} says why)" if left_out else ""
@@ -280,15 +289,6 @@ def load_or_scrape_documents(
     from forage.data.corpus import dataset_of, load_corpus
 
     return dataset_of(load_corpus(options))
-
-
-def _seen(questions: Sequence[Question], store: DocumentStore) -> dict[str, str]:
-    from forage.agent.searcher import seen_share
-    from forage.store.bm25 import Tokenizer
-
-    share = seen_share(questions, store.chunk_by_id, Tokenizer(store.options.language))
-    way_out = "; show more by sft_train.py --passage-tokens 128, or cut smaller by --chunk-tokens 100"
-    return {} if share is None else {SEEN: f"{share:.0%}{way_out if share < ENOUGH else ''}"}
 
 
 def _left_out(recurring: Mapping[str, int]) -> dict[str, str]:

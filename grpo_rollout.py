@@ -34,13 +34,13 @@ if TYPE_CHECKING:
 
 
 def get_reward_functions(embedder: Embedder, searcher: Searcher) -> dict[str, RewardFunction]:
-    """What an episode is rewarded for, by name: edit this. --weights gives their weights in this order.
+    """What an episode is rewarded for, by name: edit this. --weights gives their weights by name, as in mrr=2 format=1.
 
     Each function gives a number from 0 to 1 for every episode, or None where the question has no such reward.
     """
     return {
-        "mrr": get_mrr,  # or partial(get_best_search, searcher=searcher), where one search is not enough
-        "answer_similarity": partial(get_answer_similarity, embedder=embedder),  # or get_token_f1
+        "mrr": get_mrr,
+        "answer_similarity": partial(get_answer_similarity, embedder=embedder),
         "format": get_format_reward,
     }
 

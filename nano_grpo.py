@@ -92,7 +92,7 @@ class Options:
 def main(options: Options, make_rewards: MakeRewards = get_reward_functions) -> None:
     check_apart("--output-dir", options.output_dir, {"--data": options.data, "--policy": options.policy})
     manifest, settings = read_policy_manifest(options.policy), SearchOptions().settle(options.policy)
-    if settings.tools or settings.max_turns == 1 or settings.force_search:
+    if settings.tools or settings.max_turns == 1 or settings.force_search or settings.search_first:
         raise UserError(f"{options.policy} was not made to search and then answer; train it with grpo_train.py")
     questions, store = read_training_questions(options.data), open_store(options.data / "store")
     embedder = Embedder() if store.options.embedder == "none" else store.embedder

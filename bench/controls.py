@@ -1,12 +1,11 @@
-"""What reinforcement adds where one search is not enough: policies trained in several ways, compared with controls.
+"""What reinforcement adds where an answer needs two documents: policies trained in several ways, beside controls.
 
     python -m bench.controls --data runs/medquad/data --work runs/controls                 on the dev questions
     python -m bench.controls --data runs/medquad/data --work runs/controls --held-out      when every choice is made
 
-The questions need two searches (data_prep.py --second-hop 5 6). All arms begin with the same warm start, whose teacher
-knows no more than the policy: it only shows that a second search is allowed, for words picked at random. Choices are
-made on the dev questions, a twentieth of the training questions, split off by document; no arm trains on them, or on
-others about the same subject. --held-out measures on questions of eval.jsonl instead.
+The questions need two documents (data_prep.py --second-hop 6 --eval-share 0.3). Each arm begins with the warm start of
+its seed, whose teacher knows no more than the policy: it shows that one searches again, for any phrase of the first
+passage. Choices are made on held-out questions that --held-out never measures.
 
 Any step can be killed and run again. Measurements are kept in --rows, a line for each look at the questions, so the
 table can be printed without the policies, also on another machine. Prints Markdown.
@@ -14,61 +13,68 @@ table can be printed without the policies, also on another machine. Prints Markd
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 import random
+import re
 import subprocess
 import sys
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from bench.expansion import WHOLE, best_rm3, rm3_queries, whole_documents
-from forage.agent.episode import Episode, episode_files, read_episodes
-from forage.agent.options import AgentSettings
-from forage.agent.rewards import get_telling_words
-from forage.agent.searcher import Searcher
-from forage.arguments import run_script
-from forage.data.records import Question, read_answerable, read_questions
-from forage.data.relevance import split_by_document
+from bench.expansion import WHOLE, best_rm3, rm3_queries
+from forage.agent.episode import Episode, episode_files, read_episodes, write_episodes
+from forage.agent.options import AgentSettings, SearchOptions, read_agent
+from forage.agent.protocol import Protocol, write_call
+from forage.agent.searcher import searching
+from forage.arguments import parse, run_script
+from forage.data.records import Question, asked_of, read_answerable
 from forage.errors import UserError
 from forage.evaluation.outcomes import OutcomeLog
 from forage.evaluation.setting import choose
-from forage.extras.questions.behind_names import apart
+from forage.extras.questions.headroom import whole_documents
+from forage.extras.questions.two_documents import AROUND, Mention, Passages, says
 from forage.files import in_turn, make_folder, replacing_folder, write_jsonl
 from forage.metrics import bootstrapped, clear, reciprocal_rank, span
+from forage.policy.manifest import read_policy_manifest
+from forage.policy.policy import load_tokenizer
 from forage.runs.stats import NO_PHASES, read_stats
-from forage.sft.teacher import random_query, title_query
+from forage.sft.teacher import as_shown, name_queries, recited
 from forage.store.fusion import Hit
 from forage.store.opening import open_store
-from forage.store.options import Mode
-from forage.text import cut_to_words, one_line, titled, words_of
+from forage.text import IDLE, one_line, words_of
 
-DEV_SHARE, DEV_SEED = 0.05, 20
-K, WORDS_SHOWN = 3, 20  # passages of a search, and about how many words of each
-PLAYED, SEEN = 200, 600  # questions that are measured, and held-out ones that choices were made on before
-TRAINED = 6  # words of a description in training
-RAW, TITLE = "the question", "the first title found"
-SCRIPT = "the script: the first title found, and what is asked"
-WARM, IMITATION, COPY, GRPO = "warm start", "imitation of the same", "imitation of the script", "GRPO"
-BEST, RIVALS, BY_VECTORS = "best@10", (TITLE, WHOLE), ("dense search", "hybrid search")
+DEV_SEED = 20
+K, TOKENS, SHOWN = 3, 40, 300  # passages of a search, and tokens of each; characters of a cell
+PLAYED, DEV = 1000, 100  # held-out questions that are measured, and others that choices are made on
+WORDS = 6  # of a description
+RAW, TITLE, NAME = "the question", "the first title found", "the name that is to be read"
+SEE, PHRASE = 'what follows "see" in what is shown first', "a phrase at random of what is shown first"
+READ, READ_ALL = "the rarest two words of what is shown first", "the rarest two words of the first passage"
+LISTED = "the name nearest to the description, by a list of all titles"
+WARM, IMITATION, RULE, TOLD = "warm start", "imitation of the same", "imitation of the rule", "imitation of the name"
+EXPERT, EPISODE, GRPO = "expert iteration", "GRPO, credit by episode", "GRPO"
+BEST, RIVALS = "best@10", (SEE, PHRASE, READ, NAME)
 LEARNT = {"entropy": "entropy, nats a token", "likelihood_gain": "log-likelihood of what was rewarded, moved"}
-MEASURES = {
-    "best@10": "best search's MRR@10", "found": "answer shown", "searches": "searches", "named": "names a title",
-    "words": "answer's words",
-}  # fmt: skip
+MEASURES = {"best@10": "best search's MRR@10", "found": "answer shown", "named": "says the name"}
 AGENT = (
-    "--mode", "sparse", "--k", "3", "--passage-tokens", "28", "--max-turn-tokens", "64",
-    "--max-turns", "3", "--force-search", "--task", "Answer the medical question from a library",
+    "--mode", "sparse", "--k", str(K), "--passage-tokens", str(TOKENS), "--max-turns", "2", "--max-turn-tokens", "32",
+    "--search-first", "--force-search", "--task", "Answer the medical question from a library",
 )  # fmt: skip
-TEACHER = ("--answer-tokens", "20", "--batch-size", "4")
-SHOWN = (*TEACHER, "--num-demonstrations", "4000", "--eval-share", "0.02", "--keep", "last")
+SHOWING = ("--eval-share", "0.02", "--eval-every", "400", "--keep", "last", "--batch-size", "4")
+TRAINED = (
+    "--engine", "local", "--eval-every", "0", "--batch-size", "4", "--num-rollouts", "16", "--clip-high", "0.28",
+    "--word-cost", "0.002", "--learning-rate", "3e-4", "--max-steps", "40",
+    "--weights", "best_search=3", "found=1", "format=1",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -78,30 +84,25 @@ class Arm:
     start: str
     script: str
     flags: tuple[str, ...]
-    seeded: bool = True
-    """Trained once for each seed; otherwise once for all."""
-    system: str = "single"
-    """How evaluate.py plays it; without a script, it is the start that is played so."""
 
     @property
     def trains_by_reward(self) -> bool:
-        return self.script.startswith("bench.")
+        return self.script == "grpo_train"
 
 
 # What follows the warm start takes about as long whichever it is.
 ARMS: Mapping[str, Arm] = {
     WARM: Arm("", "sft_train", (
-        *AGENT, *TEACHER, "--blind", "words", "--num-demonstrations", "700", "--eval-share", "0.03",
-        "--max-steps", "160", "--eval-every", "160"), seeded=False),
-    "plain RAG by the warm start": Arm(WARM, "", (), seeded=False, system="plain_rag"),
-    "HyDE by the warm start": Arm(WARM, "", (), seeded=False, system="hyde"),
-    IMITATION: Arm(WARM, "sft_train", (*SHOWN, "--blind", "words", "--max-steps", "300", "--eval-every", "100")),
-    COPY: Arm(WARM, "sft_train", (*SHOWN, "--blind", "title", "--max-steps", "300", "--eval-every", "100")),
-    GRPO: Arm(WARM, "bench.second_search", (
-        "--engine", "local", "--concurrency", "4", "--temperature", "1", "--eval-every", "0", "--batch-size", "4",
-        "--num-rollouts", "16", "--learn-from", "8", "--clip-high", "0.28", "--credit", "words", "--word-cost", "0.002",
-        "--learning-rate", "3e-4", "--max-steps", "30", "--weights", "3", "1", "1", "1", "--advantage", "reinforce++")),
+        *AGENT, *SHOWING, "--blind", "names", "--phrases", "6", "--num-demonstrations", "500", "--max-steps", "120")),
+    IMITATION: Arm(WARM, "sft_train", (
+        *SHOWING, "--blind", "names", "--phrases", "6", "--num-demonstrations", "1200", "--max-steps", "300")),
+    RULE: Arm(WARM, "sft_train", (*SHOWING, "--num-demonstrations", "0", "--max-steps", "300")),
+    TOLD: Arm(WARM, "sft_train", (*SHOWING, "--num-demonstrations", "0", "--max-steps", "300")),
+    EXPERT: Arm(WARM, "grpo_train", (*TRAINED, "--advantage", "best")),
+    EPISODE: Arm(WARM, "grpo_train", (*TRAINED, "--advantage", "reinforce++", "--credit", "episode")),
+    GRPO: Arm(WARM, "grpo_train", (*TRAINED, "--advantage", "reinforce++", "--credit", "words")),
 }  # fmt: skip
+RECITED = {RULE: READ, TOLD: NAME}  # what the demonstrations search for
 
 
 @dataclass(frozen=True)
@@ -114,20 +115,21 @@ class Options:
     """Folder for the split, policies, runs and evaluations."""
     rows: Path = Path("bench/controls.jsonl")
     """File of what was measured."""
-    vectors: Path | None = None
-    """Folder that data_prep.py wrote of the same with an embedder: dense and hybrid search are measured too."""
     only: tuple[str, ...] = ()
     """Train and measure only these arms; left out: all."""
     seeds: tuple[int, ...] = (1, 2, 3)
-    """Seeds of what is trained."""
+    """Seeds of what is trained: each has a warm start of its own."""
     held_out: bool = False
     """Measure on held-out questions instead of dev ones."""
-    words: int = TRAINED
-    """Words of the held-out questions' descriptions."""
     curves: Path | None = None
     """Picture to draw of GRPO's runs, step by step; nothing is measured."""
     measured: bool = False
     """Show what --rows has and measure nothing, so that neither data nor policies are needed."""
+    rules: Path | None = None
+    """Policy folder: measure what needs no training, on all of --data's held-out questions, as this policy searches.
+    Nothing is trained, and the rows are not kept."""
+    runs: tuple[Path, ...] = ()
+    """With --rules: runs whose policies are played too."""
     read: int = 0
     """Print so many of the greedy episodes of GRPO's first seed, drawn at random; nothing is measured."""
 
@@ -137,22 +139,30 @@ class Options:
             raise UserError(f"--only {', '.join(unknown)}: choose among {', '.join(map(repr, ARMS))}")
         if not self.seeds:
             raise UserError("--seeds is empty; give one or more numbers")
-        if self.words != TRAINED and not self.held_out:
-            raise UserError(f"--words {self.words}: the dev questions are described by {TRAINED}; add --held-out")
+
+    @property
+    def settings(self) -> AgentSettings:
+        """How the policies search."""
+        return read_agent(self.rules) if self.rules else parse(SearchOptions, AGENT).settle()
+
+    @property
+    def protocol(self) -> Protocol:
+        base = read_policy_manifest(self.rules or self.work / "policy")
+        return Protocol.playing(load_tokenizer(base), self.settings)
 
     @property
     def split(self) -> str:
-        return f"{'held-out' if self.held_out else 'dev'} {self.words}"
+        return "held-out" if self.held_out else "dev"
 
     @property
     def train_data(self) -> Path:
-        """Training questions without the dev ones, which are its eval.jsonl."""
-        return self.work / "data"
+        """The training questions; its eval.jsonl has the dev ones."""
+        return self.work / "dev"
 
     @property
     def played_data(self) -> Path:
         """The folder whose eval.jsonl is measured."""
-        return self.work / self.split.replace(" ", "-")
+        return self.work / self.split
 
 
 @dataclass(frozen=True)
@@ -179,17 +189,24 @@ def main(options: Options) -> None:
     options.check()
     if options.measured:
         return show(options, known_rows(options))
+    untaught = dict.fromkeys(CONTROLS, untrained) | {WHOLE: by_whole_documents}
+    if options.rules:
+        questions = read_answerable(options.data / "eval.jsonl")
+        rows = [Row("rules", "", name, 0, 0.0, "", **play(options, name, questions)) for name, play in untaught.items()]
+        for number, folder in enumerate(options.runs, 1):
+            episodes = play_policy(options.data, folder, str(number), 0.0, number, options.work / f"rules-{number}")
+            measures = measures_of(options, [episodes[question.id] for question in questions], questions)
+            rows.append(Row("rules", "", str(folder), number, 0.0, "", measures))
+        return show(options, rows)
     prepare(options)
     if options.curves:
         return draw_curves(options, options.curves)
     questions = read_answerable(options.played_data / "eval.jsonl")
     if options.read:
         return print(episodes_to_read(options, choose(questions, options.read, DEV_SEED + 1)))
-    untaught = dict.fromkeys(CONTROLS, untrained) | {WHOLE: by_whole_documents}
-    untaught |= dict.fromkeys(BY_VECTORS if options.vectors else (), by_vectors)
     rows = [kept(options, questions, name, 0, 0.0, partial(play, options, name)) for name, play in untaught.items()]
     for name in options.only or ARMS:
-        for seed in options.seeds if ARMS[name].seeded else options.seeds[:1]:
+        for seed in options.seeds:
             for temperature in (0.0, 1.0):
                 measure = partial(played, options, name, seed, temperature)
                 rows.append(kept(options, questions, name, seed, temperature, measure))
@@ -205,7 +222,7 @@ def known_rows(options: Options) -> list[Row]:
     """What --rows has of the questions that are measured, in the order of the table."""
     lines = options.rows.read_text().splitlines() if options.rows.exists() else []
     rows = [Row(**json.loads(line)) for line in lines]
-    order = [*CONTROLS, WHOLE, *BY_VECTORS, *ARMS]
+    order = [*CONTROLS, WHOLE, *ARMS]
     return sorted(
         (row for row in rows if row.split == options.split and row.arm in order),
         key=lambda row: (order.index(row.arm), row.seed, row.temperature),
@@ -231,29 +248,20 @@ def kept(
 
 
 def prepare(options: Options) -> None:
-    """Split off the dev questions, and make the policy that all arms come from; one of several processes does."""
+    """Draw the questions that are measured and those that choices are made on, and make the policy that is warmed."""
     make_folder(options.work)
     with in_turn(options.work / ".prepare.lock"):
-        if not options.train_data.exists():
-            source = read_answerable(options.data / f"second_hop_{TRAINED}" / "train.jsonl")
-            train, dev = split_by_document(source, DEV_SHARE, DEV_SEED)
-            write_data(options, options.train_data, apart(train, dev)[0], dev)
-        if not options.played_data.exists():
-            of = options.data / f"second_hop_{options.words}" if options.held_out else options.train_data
-            every = read_answerable(of / "eval.jsonl")
-            unseen = choose(every, PLAYED, DEV_SEED, SEEN if options.held_out else 0)
-            write_data(options, options.played_data, [], unseen)
+        source = options.data / f"second_hop_{WORDS}"
+        for split, count, skipped in (("dev", DEV, PLAYED), ("held-out", PLAYED, 0)):
+            if not (options.work / split).exists():
+                with replacing_folder(options.work / split) as folder:
+                    write_jsonl(folder / "train.jsonl", read_answerable(source / "train.jsonl"))
+                    played = choose(read_answerable(source / "eval.jsonl"), count, DEV_SEED, skipped)
+                    write_jsonl(folder / "eval.jsonl", played)
+                    (folder / "store").symlink_to((options.data / "store").resolve())
         policy = options.work / "policy"
         if not policy.exists():
             run("create_lora_model", "--no-quantize", "--output-dir", policy)
-
-
-def write_data(options: Options, path: Path, train: Sequence[Question], played: Sequence[Question]) -> None:
-    """Questions to train on and to play, in a folder with the same store."""
-    with replacing_folder(path) as folder:
-        write_jsonl(folder / "train.jsonl", train)
-        write_jsonl(folder / "eval.jsonl", played)
-        (folder / "store").symlink_to((options.data / "store").resolve())
 
 
 # What is measured
@@ -262,10 +270,10 @@ store_of = cache(open_store)
 
 
 def measured(
-    options: Options, questions: Sequence[Question], queries: Sequence[Sequence[str]], mode: Mode = "sparse"
+    options: Options, questions: Sequence[Question], queries: Sequence[Sequence[str]]
 ) -> dict[str, list[float]]:
     """Each measure of the searches by question."""
-    hits_of = found_by(options, [query for several in queries for query in several], mode)
+    hits_of = found_by(options, [query for several in queries for query in several])
     return measures_by(questions, queries, [[hits_of[query] for query in several] for several in queries])
 
 
@@ -280,26 +288,15 @@ def measures_by(
         shown = {chunk for each in ids for chunk in each[:K]}
         measures["best@10"].append(round(max(ranks, default=0.0), 3))
         measures["found"].append(float(not shown.isdisjoint(question.relevant_chunk_ids)))
-        measures["searches"].append(len(several))
-        measures["named"].append(float(names_a_title(several, [hits[:K] for hits in found])))
+        measures["named"].append(float(any(says(words_of(query), words_of(question.focus)) for query in several)))
     return dict(measures)
 
 
-def names_a_title(queries: Sequence[str], found: Sequence[Sequence[Hit]]) -> bool:
-    """Whether a later query says all words of a title that an earlier one found, which the first query didn't say."""
-    return any(
-        set(words_of(hit.title)) <= set(words_of(queries[later]))
-        and not set(words_of(hit.title)) <= set(words_of(queries[0]))
-        for later in range(1, len(queries))
-        for hits in found[:later]
-        for hit in hits
-    )
-
-
-def found_by(options: Options, texts: Sequence[str], mode: Mode = "sparse") -> dict[str, list[Hit]]:
+def found_by(options: Options, texts: Sequence[str]) -> dict[str, list[Hit]]:
     """The 10 best chunks for each text."""
-    distinct = list(dict.fromkeys(texts))
-    return dict(zip(distinct, store_of(options.data / "store").search(distinct, 10, mode), strict=True))
+    distinct, settings = list(dict.fromkeys(texts)), options.settings
+    found = store_of(options.data / "store").search(distinct, 10, settings.mode, fusion=settings.fusion)
+    return dict(zip(distinct, found, strict=True))
 
 
 # Without training
@@ -309,25 +306,15 @@ def untrained(options: Options, name: str, questions: Sequence[Question]) -> dic
     return {"measures": measured(options, questions, CONTROLS[name](options, questions))}
 
 
-def by_vectors(options: Options, name: str, questions: Sequence[Question]) -> dict[str, Any]:
-    """Dense or hybrid search for the questions, in the same documents as they are cut for the embedder."""
-    assert options.vectors
-    other = replace(options, data=options.vectors)
-    answered_by = {question.id: question.relevant_chunk_ids for question in read_questions(other.data / "eval.jsonl")}
-    answered_by |= {question.id: question.relevant_chunk_ids for question in read_questions(other.data / "train.jsonl")}
-    there = [replace(q, relevant_chunk_ids=answered_by[q.id.removesuffix("-behind")]) for q in questions]
-    mode: Mode = "dense" if name.startswith("dense") else "hybrid"
-    return {"measures": measured(other, there, themselves(other, there), mode)}
-
-
 def themselves(options: Options, questions: Sequence[Question]) -> list[list[str]]:
     return [[question.question] for question in questions]
 
 
 def by_rm3(options: Options, questions: Sequence[Question]) -> list[list[str]]:
-    """Its settings are chosen on the dev questions."""
+    """Its settings are chosen on the dev questions, or on training questions where there are none."""
     store = store_of(options.data / "store")
-    dev = read_answerable(options.train_data / "eval.jsonl")
+    asked = read_answerable(options.data / "train.jsonl" if options.rules else options.train_data / "eval.jsonl")
+    dev = choose(asked, min(DEV, len(asked)), DEV_SEED, 0)
 
     def search(texts: Sequence[str]) -> list[list[str]]:
         hits_of = found_by(options, texts)
@@ -336,41 +323,91 @@ def by_rm3(options: Options, questions: Sequence[Question]) -> list[list[str]]:
     return [[text] for text in rm3_queries(store, questions, best_rm3(store, dev, search))]
 
 
-def by_title(options: Options, questions: Sequence[Question], asked: bool = True) -> list[list[str]]:
-    first = found_by(options, [question.question for question in questions])
-
-    def second(question: Question) -> str:
-        hits = first[question.question]
-        return title_query(question, hits) if asked or not hits else hits[0].title
-
-    return [[question.question, second(question)] for question in questions]
+Second = Callable[[Options, Question, Sequence[Hit], str], str]
+"""What to search for after what is asked, given what the question found and how the first of it is shown."""
 
 
-def at_random(options: Options, questions: Sequence[Question]) -> list[list[str]]:
-    """What the warm start is shown, in every episode."""
-    first = found_by(options, [question.question for question in questions])
-    draw = random.Random(DEV_SEED)
+def again(second: Second, options: Options, questions: Sequence[Question]) -> list[list[str]]:
+    """The question, then a search for what is asked and something of what was found."""
+    protocol = options.protocol
+    search = searching(store_of(options.data / "store"), options.settings)
+    found = search([question.question for question in questions])
+    whole = found_by(options, [question.question for question in questions])
+    return [
+        [q.question, f"{asked_of(q)} {second(options, q, whole[q.question], as_shown(hits[0], protocol))}"]
+        for q, hits in zip(questions, found, strict=True)
+    ]
 
-    def second(question: Question) -> str:
-        hits = first[question.question][:K]
-        shown = "\n".join(cut_to_words(titled(hit.title, hit.text), WORDS_SHOWN) for hit in hits)
-        return random_query(question, shown, draw)
 
-    return [[question.question, second(question)] for question in questions]
+def at_random(options: Options, question: Question, hits: Sequence[Hit], shown: str) -> str:
+    """What the warm start is shown."""
+    draw = random.Random(f"{DEV_SEED}/{question.id}")
+    return (name_queries(question, shown, 1, draw) or [""])[0].removeprefix(asked_of(question)).strip()
+
+
+def rarest(options: Options, question: Question, text: str) -> str:
+    """The rarest two words within AROUND words of the description's."""
+    words, described = words_of(text), set(words_of(question.question.rpartition(": ")[0]))
+    near = [place for place, word in enumerate(words) if word in described]
+    fit = {word for place in near for word in words[max(0, place - AROUND) : place + AROUND + 1] if len(word) > 3}
+    spread = spread_of(options.data / "store")
+    return " ".join(sorted(fit - described - IDLE, key=lambda word: (spread[word], word))[:2])
+
+
+@cache
+def spread_of(store: Path) -> Counter[str]:
+    """How many passages say each word."""
+    return Counter(word for chunk in store_of(store).chunks for word in set(words_of(chunk.text)))
+
+
+@cache
+def names_in(store: Path) -> Mapping[str, Sequence[Mention]]:
+    """The names that each passage says."""
+    found = defaultdict[str, list[Mention]](list)
+    for mention in Passages(store_of(store).chunks).mentions:
+        found[mention.chunk.id].append(mention)
+    return found
+
+
+def listed(options: Options, question: Question, hits: Sequence[Hit], shown: str) -> str:
+    """Of the names that the first passage says, the one with most of the description around it."""
+    described = set(words_of(question.question.rpartition(": ")[0]))
+
+    def near(mention: Mention) -> int:
+        words = words_of(mention.chunk.text)
+        return len(described & set(words[max(0, mention.place - AROUND) : mention.place + len(mention.name) + AROUND]))
+
+    names = names_in(options.data / "store")[hits[0].chunk_id]
+    return " ".join(max(names, key=near).name) if names else hits[0].title
+
+
+def after_see(options: Options, question: Question, hits: Sequence[Hit], shown: str) -> str:
+    """What stands between "see" and the end of the sentence."""
+    found = re.search(r"[Ss]ee (?:also )?([^.;,)]+)", shown)
+    return found[1] if found else ""
+
+
+SECOND: Mapping[str, Second] = {
+    SEE: after_see,
+    PHRASE: at_random,
+    TITLE: lambda options, question, hits, shown: hits[0].title,
+    READ: lambda options, question, hits, shown: rarest(options, question, shown),
+    READ_ALL: lambda options, question, hits, shown: rarest(options, question, hits[0].text),
+    LISTED: listed,
+    NAME: lambda options, question, hits, shown: question.focus,
+}
 
 
 def by_whole_documents(options: Options, name: str, questions: Sequence[Question]) -> dict[str, Any]:
     store, queries = store_of(options.data / "store"), themselves(options, questions)
-    found = zip(whole_documents(store, [query for [query] in queries]), strict=True)
+    found = zip(whole_documents(store, [query for [query] in queries], options.settings.mode), strict=True)
     return {"measures": measures_by(questions, queries, list(found))}
 
 
 CONTROLS: Mapping[str, Callable[[Options, Sequence[Question]], list[list[str]]]] = {
     RAW: themselves,
     "RM3": by_rm3,
-    "a second search at random": at_random,
-    TITLE: partial(by_title, asked=False),
-    SCRIPT: by_title,
+    **{name: partial(again, second) for name, second in SECOND.items()},
 }
 
 
@@ -379,48 +416,56 @@ CONTROLS: Mapping[str, Callable[[Options, Sequence[Question]], list[list[str]]]]
 
 def folder_of(options: Options, name: str, seed: int) -> Path:
     """Where an arm's policy is."""
-    return options.work / (f"{slug(name)}-{seed}" if ARMS[name].seeded else slug(name))
+    return options.work / f"{slug(name)}-{seed}"
 
 
 def train(options: Options, name: str, seed: int) -> Path:
     """Train the arm, after those that it starts from; nothing is done twice."""
     arm, folder = ARMS[name], folder_of(options, name, seed)
     start = train(options, arm.start, seed) if arm.start else options.work / "policy"
-    if not arm.script:
-        return start
     if not (folder / "trained").exists():
+        shown = ("--demonstrations", recite(options, name)) if name in RECITED else ()
         output = "--run-dir" if arm.trains_by_reward else "--output-dir"
-        run(arm.script, "--data", options.train_data, "--policy", start, output, folder, "--seed", seed, *arm.flags)
+        given = ("--data", options.train_data, "--policy", start, output, folder, "--seed", seed)
+        run(arm.script, *given, *arm.flags, *shown)
         (folder / "trained").touch()
     return folder
 
 
+def recite(options: Options, name: str) -> Path:
+    """Episodes to imitate, a file: those of the rule that reads, or of one who knows the name."""
+    path = options.work / f"{slug(name)}.jsonl"
+    if not path.exists():
+        questions = choose(read_answerable(options.train_data / "train.jsonl"), 1200, DEV_SEED, 0)
+        settings, protocol = options.settings, options.protocol
+        queries = again(SECOND[RECITED[name]], options, questions)
+        scripts = {(question, 0): [write_call(query)] for question, (_, query) in zip(questions, queries, strict=True)}
+        search = searching(store_of(options.data / "store"), settings)
+        write_episodes(path, asyncio.run(recited(scripts, search, protocol, settings))[0])
+    return path
+
+
 def cost(options: Options, name: str, seed: int) -> tuple[int, float]:
-    """(tokens that the policy learnt from, minutes) of an arm and those that it starts from."""
+    """(tokens that the policy learnt from, minutes) of an arm and its warm start."""
     arm, folder = ARMS[name], folder_of(options, name, seed)
     before = cost(options, arm.start, seed) if arm.start else (0, 0.0)
-    if not arm.script:
-        return before
     if arm.trains_by_reward:
         stats = read_stats(folder)
         tokens = sum(step.training["tokens"] for step in stats)
         seconds = sum(took for step in stats for phase, took in step.seconds.items() if phase not in NO_PHASES)
     else:
         last = json.loads((folder / "stats.jsonl").read_text().splitlines()[-1])
-        shown = [episode.sampled for episode in read_episodes(folder / "demonstrations.jsonl")]
+        shown = [*read_episodes(folder / "demonstrations.jsonl")]
+        a_question = sum(episode.sampled for episode in shown) / len({episode.question_id for episode in shown})
         size = int(arm.flags[arm.flags.index("--batch-size") + 1])
-        tokens, seconds = last["step"] * size * sum(shown) / len(shown), last["seconds"]
+        tokens, seconds = last["step"] * size * a_question, last["seconds"]
     return before[0] + round(tokens), before[1] + seconds / 60
 
 
 def played(options: Options, name: str, seed: int, temperature: float, questions: Sequence[Question]) -> dict[str, Any]:
     """The arm's episodes of all questions, greedily or sampled, once it is trained."""
-    policy = train(options, name, seed)
-    run(
-        "evaluate", "--data", options.played_data, "--policy", f"{slug(name)}={policy}", "--systems", ARMS[name].system,
-        "--eval-questions", 0, "--temperature", temperature, "--seed", seed, "--engine", "local",
-        "--concurrency", 64, "--output-dir", folder_of_play(options, name, seed, temperature),
-    )  # fmt: skip
+    where = folder_of_play(options, name, seed, temperature)
+    play_policy(options.played_data, train(options, name, seed), slug(name), temperature, seed, where)
     episodes = episodes_of(options, name, seed, temperature, questions)
     tokens, minutes = cost(options, name, seed)
     return {
@@ -433,20 +478,25 @@ def folder_of_play(options: Options, name: str, seed: int, temperature: float) -
     return options.work / "eval" / f"{slug(name)}-{seed}-{options.split.replace(' ', '-')}-T{temperature:g}"
 
 
+def play_policy(data: Path, policy: Path, name: str, temperature: float, seed: int, where: Path) -> dict[str, Episode]:
+    """Its episodes of the held-out questions, by question; they are played once."""
+    run(
+        "evaluate", "--data", data, "--policy", f"{name}={policy}", "--systems", "single", "--eval-questions", 0,
+        "--temperature", temperature, "--seed", seed, "--engine", "local", "--concurrency", 64, "--output-dir", where,
+    )  # fmt: skip
+    return {key: result.episode for key, result in OutcomeLog(where, f"{name}/single").results().items()}
+
+
 def episodes_of(
     options: Options, name: str, seed: int, temperature: float, questions: Sequence[Question]
 ) -> list[Episode]:
     """What was played."""
-    folder = folder_of_play(options, name, seed, temperature)
-    results = OutcomeLog(folder, f"{slug(name)}/{ARMS[name].system}").results()
+    results = OutcomeLog(folder_of_play(options, name, seed, temperature), f"{slug(name)}/single").results()
     return [results[question.id].episode for question in questions]
 
 
 def measures_of(options: Options, episodes: Sequence[Episode], questions: Sequence[Question]) -> dict[str, list[float]]:
-    searches = [[search.query for search in episode.read_searches] for episode in episodes]
-    searcher = Searcher(lambda: store_of(options.data / "store"), AgentSettings(mode="sparse"))
-    answers = get_telling_words(episodes, questions, searcher)
-    return measured(options, questions, searches) | {"words": [round(share or 0.0, 3) for share in answers]}
+    return measured(options, questions, [[search.query for search in episode.read_searches] for episode in episodes])
 
 
 def run(script: str, *arguments: object) -> None:
@@ -467,22 +517,18 @@ def slug(name: str) -> str:
 
 
 def table(rows: Sequence[Row], questions: int, split: str) -> str:
-    """Markdown: each way's measures, and its paired differences in the best search's MRR@10; the last column is its
-    share of the script's."""
+    """Markdown: each way's measures, and its paired differences in the best search's MRR@10."""
     untrained = {row.arm: row for row in rows if not row.seed}
-    best_by_script = float(np.mean(untrained[SCRIPT].measures[BEST])) if SCRIPT in untrained else 0.0
-    rivals = [f"over {name}" for name in (WARM, IMITATION, *RIVALS)]
-    head = ["", "seed", "T", *MEASURES.values(), *rivals, "of the script's", "format", "tokens", "minutes"]
+    rivals = [f"over {name}" for name in (WARM, EXPERT, *RIVALS)]
+    head = ["", "seed", "T", *MEASURES.values(), *rivals, "format", "tokens", "minutes"]
     lines = [f"{questions} {split} questions:", "", f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
     for row in rows:
         same = {other.arm: other for other in rows if (other.seed, other.temperature) == (row.seed, row.temperature)}
-        warm = next((other for other in rows if (other.arm, other.temperature) == (WARM, row.temperature)), None)
-        others = [warm, same.get(IMITATION), *map(untrained.get, RIVALS)]
+        others = [same.get(WARM), same.get(EXPERT), *map(untrained.get, RIVALS)]
         cells = [
             row.arm, f"{row.seed or ''}", f"{row.temperature:g}" if row.seed else "",
             *(f"{np.mean(row.measures[name]):.3f}" if name in row.measures else "" for name in MEASURES),
             *(over(row, other) if row.seed and other and other.arm != row.arm else "" for other in others),
-            f"{np.mean(row.measures[BEST]) / best_by_script:.0%}" if best_by_script else "",
             *((f"{row.well_formed:.3f}", f"{row.tokens:,}", f"{row.minutes:.0f}") if row.seed else ("", "", "")),
         ]  # fmt: skip
         lines.append(f"| {' | '.join(cells)} |")
@@ -498,16 +544,15 @@ def over(row: Row, other: Row, measure: str = BEST) -> str:
 
 
 def episodes_to_read(options: Options, questions: Sequence[Question]) -> str:
-    """Markdown: what was asked and found, what was searched for then, and the answer, beside what was wanted."""
-    lines = ["| asked | found first | then searched for | place | answered | wanted |", "|---|---|---|---|---|---|"]
+    """Markdown: what was asked and found first, what was searched for then, beside the name that was to be read."""
+    lines = ["| asked | found first | then searched for | the name | place |", "|---|---|---|---|---|"]
     for question, episode in zip(questions, episodes_of(options, GRPO, options.seeds[0], 0.0, questions), strict=True):
-        queries = [search.query for search in episode.searches]
-        found = found_by(options, queries)
-        first = dict.fromkeys(hit.title for hit in found[queries[0]][:K]) if queries else []
-        places = [hit.rank for query in queries for hit in found[query] if hit.chunk_id in question.relevant_chunk_ids]
-        answers = (cut_to_words(text, WORDS_SHOWN) for text in (episode.answer, question.answer))
-        cells = [question.question, "; ".join(first), "; ".join(queries[1:]), f"{min(places, default='')}", *answers]
-        lines.append(f"| {' | '.join(one_line(cell).replace('|', ' ') for cell in cells)} |")
+        first, *later = [search.query for search in episode.searches]
+        found = found_by(options, [first, *later])
+        places = [hit.rank for query in later for hit in found[query] if hit.chunk_id in question.relevant_chunk_ids]
+        shown = re.findall(r"^\[1\] .*", episode.transcript, re.MULTILINE)[:1]
+        cells = [question.question, *shown, "; ".join(later), question.focus, f"{min(places, default='')}"]
+        lines.append(f"| {' | '.join(one_line(cell)[:SHOWN].replace('|', ' ') for cell in cells)} |")
     return "\n".join(lines)
 
 
@@ -518,7 +563,7 @@ def draw_curves(options: Options, path: Path) -> None:
     by_id = {question.id: question for question in read_answerable(options.train_data / "train.jsonl")}
     figure = Figure(figsize=(10, 5.5), layout="constrained")
     panels = figure.subplots(2, 3).flat
-    curves = {name: MEASURES[name] for name in ("searches", "named", BEST, "words")} | LEARNT
+    curves = MEASURES | LEARNT
     axes = dict(zip(curves, panels, strict=True))
     for seed in options.seeds:
         folder = folder_of(options, GRPO, seed)
@@ -537,7 +582,7 @@ def draw_curves(options: Options, path: Path) -> None:
     for name, panel in axes.items():
         panel.set_title(curves[name], fontsize=10)
         panel.set_xlabel("step")
-    axes["searches"].legend()
+    axes[BEST].legend()
     figure.savefig(path, dpi=110)
 
 

@@ -9,10 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from forage.data.records import Question
-from forage.data.relevance import by_document
 from forage.metrics import reciprocal_rank
 from forage.sft.demonstrations import words_of
-from forage.store.bm25 import BM25, Tokenizer
 from forage.store.document_store import DocumentStore
 from forage.store.fusion import Hit
 from forage.text import IDLE
@@ -68,25 +66,3 @@ def mean_rank(questions: Sequence[Question], texts: Sequence[str], search: Searc
     """Mean reciprocal rank."""
     ranks = map(reciprocal_rank, search(texts), [question.relevant_chunk_ids for question in questions])
     return float(np.mean(list(ranks)))
-
-
-def whole_documents(store: DocumentStore, questions: Sequence[str]) -> list[list[Hit]]:
-    """The documents that each question finds, one after another, with the passages of each in order of what is asked.
-
-    The store is searched once. Within a document, BM25 ranks for what is asked with the document's title for "this".
-    """
-    chunks_of, tokenize = by_document(store.chunks), Tokenizer(store.manifest.options.language)
-
-    def ordered(document: str, asked: str) -> list[Hit]:
-        chunks = chunks_of[document]
-        words = tokenize(asked.replace("this", chunks[0].title))
-        ranking = BM25.build([tokenize(chunk.text) for chunk in chunks]).rank(words, DEPTH)
-        best = [chunks[place] for place in ranking.ids.tolist()]
-        return [Hit(chunk.id, document, chunk.title, chunk.text, 0.0, rank) for rank, chunk in enumerate(best, 1)]
-
-    found = store.search(questions, DEPTH, "sparse")
-    documents = [dict.fromkeys(hit.doc_id for hit in hits) for hits in found]
-    return [
-        [hit for document in each for hit in ordered(document, question.rpartition(": ")[2])][:DEPTH]
-        for question, each in zip(questions, documents, strict=True)
-    ]

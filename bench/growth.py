@@ -1,6 +1,6 @@
 """How cost grows with the corpus, the length of an episode, the group, and the episodes that are sampled at once.
 
-    python -m bench.growth --policy runs/demo/warm --figure docs/growth.png
+    python -m bench.growth --policy runs/bench/warm --figure docs/growth.png
 
 A corpus is drawn from 50,000 words, the n-th of which is n times rarer than the first; its vectors are random. Episodes
 consist of random tokens; those of a group share the first 384 of their 512. Each point runs in its own process. The
@@ -42,7 +42,7 @@ QUERIES, WORDS_OF_A_QUERY, DIMENSION, HITS = 200, 5, 384, 10
 class Options:
     """What to measure on."""
 
-    policy: Path = Path("runs/demo/warm")
+    policy: Path = Path("runs/bench/warm")
     """Policy folder; one whose base is not quantised."""
     chunks: tuple[int, ...] = (1_000, 10_000, 100_000, 1_000_000)
     """Sizes of the corpus."""

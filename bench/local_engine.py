@@ -1,6 +1,6 @@
 """LocalEngine compared with `model.generate` on the unmerged PEFT model, and with a vLLM server.
 
-    python -m bench.local_engine --data runs/demo/data --policy runs/demo/policy
+    python -m bench.local_engine --data runs/bench/data --policy runs/bench/policy
 
 Plays 8 questions with 8 episodes each, whose turns and results come from a teacher's episodes. All engines sample as
 many tokens as each turn has, from the same prompts. `model.generate` is used as in a first script: pad the prompts of a
@@ -40,9 +40,9 @@ from forage.store.opening import open_store
 class Options:
     """What to measure on."""
 
-    data: Path = Path("runs/demo/data")
+    data: Path = Path("runs/bench/data")
     """Folder that data_prep.py wrote."""
-    policy: Path = Path("runs/demo/policy")
+    policy: Path = Path("runs/bench/policy")
     """Policy folder; one whose base is not quantised."""
     questions: int = 8
     """Groups."""

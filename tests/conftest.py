@@ -140,6 +140,15 @@ def no_tracker_by_itself(tmp_path_factory):
         yield
 
 
+@pytest.fixture
+def fake():
+    """A server that answers as vLLM does, until a test tells it otherwise."""
+    from tests.misbehaving_vllm import MisbehavingVLLM
+
+    with MisbehavingVLLM() as fake:
+        yield fake
+
+
 # The packaged models, for tests to which real tokens, real weights or real similarities matter.
 
 

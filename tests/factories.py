@@ -55,6 +55,10 @@ class Sequence:
     ids: tuple
     mask: tuple
 
+    @property
+    def sampled(self):
+        return sum(self.mask)
+
 
 def empty_adapter(run_dir, version):
     """An adapter that consists of nothing, whole."""

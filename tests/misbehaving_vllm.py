@@ -1,5 +1,6 @@
 """A real HTTP server on loopback that answers as vLLM does, or fails and lies in the ways it is told to."""
 
+import asyncio
 import json
 import math
 import select
@@ -7,7 +8,12 @@ import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+from forage.engines.base import EngineOptions, Request, Sample, Sampling
+from forage.engines.vllm import VLLMEngine
 from tests.ports import free_port
+
+REQUEST = Request((1, 2, 3), 4, (2,), seed=7, sampling=Sampling(0.5), episode="q/0")
+RIGHT = Sample((5, 2), (-0.5, -0.25), "stop")  # what a server that is not told otherwise says
 
 LOGITS = {"token_id:7": 3.0, "token_id:5": 2.0, "token_id:2": 1.0, "token_id:9": 0.0, "token_id:1": -2.0}
 HTML = b"<html><body>Welcome to the proxy</body></html>"
@@ -35,18 +41,17 @@ class MisbehavingVLLM:
 
     `sleep_mode` is True with --enable-sleep-mode and VLLM_SERVER_DEV_MODE=1, False with the latter alone (then it says
     that it sleeps and frees nothing, as the real server does), None without both. `turns` lists what happened in turn.
-    While it sleeps, completions wait; loading an adapter ends a real server, so here it does too.
+    Loading an adapter while it sleeps ends a real server, so here it does too.
     """
 
     def __init__(self):
         self.adapters, self.plan, self.bodies, self.probes, self.base = [], [], [], [], "policy"
         self.raced = self.refused = self.ignores_adapters = False
         self.folders, self.card = {}, {"root": "", "max_model_len": 4096}
-        self.busy, self.loading, self.mode, self.listing = 0, [], "processed_logprobs", None
+        self.busy, self.loading, self.mode = 0, [], "processed_logprobs"
         self.says = lambda body: {}
-        self.sleep_mode, self.asleep, self.turns, self.refusals, self.deaf = None, False, [], [], 0
-        self.spoils = self.spoilt_base = False  # waking spoils the adapters' memory, or the base's too
-        self.spoilt, self.awake = set(), threading.Condition()
+        self.sleep_mode, self.asleep, self.turns = None, False, []
+        self.spoilt_base = False  # its memory is not what it was before it slept
         fake = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -71,8 +76,6 @@ class MisbehavingVLLM:
                     return self.say(200, "")
                 if self.path != "/v1/models":
                     return self.say(404, {"detail": "Not Found"})
-                if fake.listing is not None:
-                    return self.say(200, fake.listing)
                 base = {"id": fake.base, "parent": None, **fake.card}
                 return self.say(200, {"data": [base, *({"id": a, "parent": fake.base} for a in fake.adapters)]})
 
@@ -80,9 +83,6 @@ class MisbehavingVLLM:
                 body = json.loads(self.rfile.read(int(self.headers["Content-Length"])) or "{}")
                 if self.path.startswith(("/sleep", "/wake_up")):
                     return self.turn()
-                if self.path == "/v1/completions" and fake.asleep:
-                    with fake.awake:
-                        fake.awake.wait_for(lambda: not fake.asleep)
                 if self.path == "/v1/load_lora_adapter":
                     return self.load(body)
                 if self.path == "/v1/unload_lora_adapter":
@@ -94,7 +94,7 @@ class MisbehavingVLLM:
                     return self.complete(body, {"logprobs": {"top_logprobs": [listed(fake.mode, body["temperature"])]}})
                 if body["prompt"][0] == 11:  # the comparison of an adapter with the base
                     odd = not fake.ignores_adapters and body["model"] != fake.base
-                    odd += (body["model"] in fake.spoilt) / 8 + fake.spoilt_base / 16
+                    odd += fake.spoilt_base / 16
                     changes = {"token_ids": [5] * 8, "finish_reason": "length"}
                     return self.complete(body, changes | {"logprobs": {"token_logprobs": [-0.1 - odd] * 8}})
                 fake.bodies.append(body)
@@ -105,22 +105,12 @@ class MisbehavingVLLM:
             def turn(self):
                 if fake.sleep_mode is None:
                     return self.say(404, {"detail": "Not Found"})
-                if fake.refusals:
-                    return self.say(fake.refusals.pop(0), {"error": {"message": "CUDA error: out of memory"}})
                 fake.turns.append(self.path)
-                if fake.deaf:  # says yes and does nothing
-                    fake.deaf -= 1
-                    return self.say(200, {"status": "?"})
-                if self.path == "/wake_up" and fake.asleep:
-                    fake.spoilt = set(fake.adapters) if fake.spoils else set()
-                with fake.awake:
-                    fake.asleep = self.path != "/wake_up"
-                    fake.awake.notify_all()
+                fake.asleep = self.path != "/wake_up"
                 return self.say(200, {"status": "sleeping" if fake.asleep else "awake"})
 
             def load(self, body):
                 fake.turns.append("load")
-                fake.spoilt.discard(body["lora_name"])
                 if fake.asleep:
                     return self.say(500, {"error": {"message": "EngineDeadError"}})
                 if fake.loading:
@@ -185,3 +175,14 @@ class MisbehavingVLLM:
 
     def __exit__(self, *_):
         self.stop()
+
+
+def with_engine(action, *servers, patience=60.0, **more):
+    """What a function makes of an engine over these servers."""
+
+    async def run():
+        options = EngineOptions(urls=tuple(server.url for server in servers), patience=patience)
+        async with VLLMEngine(options, **more) as engine:
+            return await action(engine)
+
+    return asyncio.run(run())

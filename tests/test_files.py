@@ -2,14 +2,12 @@
 
 import errno
 import json
-from unittest import mock
 
 import pytest
 
 from forage.errors import UserError
 from forage.files import (
     json_lines,
-    locked,
     replacing,
     replacing_folder,
     write_jsonl,
@@ -38,14 +36,6 @@ def test_what_is_published_can_be_read_by_other_users(tmp_path):
         (partial / "inside" / "weights").chmod(0o600)  # as safetensors leaves it
     paths = [tmp_path / "made", tmp_path / "made" / "inside", tmp_path / "made" / "inside" / "weights"]
     assert [path.stat().st_mode & 0o777 for path in paths] == [0o755, 0o755, 0o644]
-
-
-def test_a_lock_is_held_by_one_and_let_go_of_after(tmp_path):
-    path = tmp_path / ".lock"
-    with locked(path, "in use"), pytest.raises(UserError, match="in use; wait"), locked(path, "in use; wait"):
-        pass
-    with locked(tmp_path / ".lock", "in use; wait"):
-        pass
 
 
 def test_broken_lines_are_raised_or_collected(tmp_path):
@@ -77,27 +67,6 @@ def test_a_new_folder_in_the_place_of_an_old_one(tmp_path, monkeypatch, at_one_s
         write(folder, "other", overwrite=False)
     assert (folder / "file").read_text() == "new"
     assert list(tmp_path.iterdir()) == [folder]
-
-
-@pytest.mark.parametrize("at_one_stroke", [True, False])
-def test_a_folder_whose_name_cant_be_synced_is_not_there(tmp_path, monkeypatch, at_one_stroke):
-    """Else the same command would find it, and say that it exists already."""
-    failed = OSError(errno.ENOSPC, "No space left on device")
-    if not at_one_stroke:
-        monkeypatch.setattr("forage.files.exchange", lambda one, other: False)
-    folder = tmp_path / "policy"
-    monkeypatch.setattr("forage.files.sync", mock.Mock(side_effect=failed))
-    with pytest.raises(OSError, match="No space left"):
-        write(folder, "new")
-    assert list(tmp_path.iterdir()) == []
-    monkeypatch.setattr("forage.files.sync", lambda path: None)
-    write(folder, "old")
-    answers = [failed] if at_one_stroke else [None, failed, None]
-    monkeypatch.setattr("forage.files.sync", mock.Mock(side_effect=answers))
-    with pytest.raises(OSError, match="No space left"):
-        write(folder, "new")
-    assert list(tmp_path.iterdir()) == [folder]
-    assert (folder / "file").read_text() == "old"
 
 
 def test_a_link_to_a_folder_stays_a_link(tmp_path):

@@ -143,26 +143,3 @@ def closed(limit):
 def test_what_a_reward_holds_is_what_it_is_made_of(made):
     assert made_of(made(0)) != made_of(made(1))
     assert made_of(made(0)) == made_of(made(0))
-
-
-def test_a_function_that_calls_itself_is_made_of_itself():
-    def fall(number):
-        return fall(number - 1) if number else 0
-
-    assert made_of(fall)
-
-
-@pytest.mark.parametrize("kind", ["own", "compiled", "installed"])
-def test_of_a_compiled_module_the_bytes_count_and_one_that_pip_installed_is_a_library(tmp_path, monkeypatch, kind):
-    suffix = importlib.machinery.EXTENSION_SUFFIXES[0] if kind == "compiled" else ".py"
-    module, rewards = tmp_path / f"{kind}_of_test{suffix}", tmp_path / "rewards.py"
-    module.write_bytes(b"\x7fELF\xe2(" if kind == "compiled" else b"LIMIT = 1")
-    if kind == "installed":  # by pip install --target
-        (tmp_path / "kept-1.0.dist-info").mkdir()
-        rewards = tmp_path.with_name("mine.py")
-    rewards.write_text(f"import {kind}_of_test\ndef plain(episodes, questions): return []")
-    monkeypatch.syspath_prepend(tmp_path)
-    exec(compile("def plain(episodes, questions): return []", rewards, "exec"), named := {})
-    first = code_of(named["plain"])
-    module.write_bytes(module.read_bytes() + b"1")
-    assert (code_of(named["plain"]) == first) == (kind == "installed")

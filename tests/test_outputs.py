@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from forage.errors import UserError
-from forage.files import check_apart, check_files_apart, check_replaceable
+from forage.files import check_replaceable
 from tests import ROOT
 from tests.here import run_here
 from tests.tiny_rewriter import make_tiny as make_tiny_rewriter
@@ -101,14 +101,6 @@ def test_every_script_that_writes_is_attacked():
 
 
 # The checks by hand
-
-
-def test_what_is_no_path_here_is_left_alone(tmp_path):
-    check_apart("--output-dir", tmp_path / "a", {"--base-model": "someone/model", "--data": None})
-    check_apart("--run-dir", tmp_path / "a" / "b", {"--data": tmp_path}, nested=True)
-    with pytest.raises(UserError, match="inside of --data"):
-        check_apart("--run-dir", tmp_path / "a" / "b", {"--data": tmp_path})
-    check_files_apart("--output-dir", tmp_path, ["a.jsonl"], {"--documents": tmp_path / "b.jsonl", "--qrels": None})
 
 
 def test_only_its_own_folder_may_be_replaced(tmp_path):

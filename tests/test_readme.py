@@ -5,6 +5,7 @@ import functools
 import importlib
 import io
 import re
+import shlex
 import typing
 from dataclasses import dataclass
 from pathlib import Path
@@ -186,3 +187,20 @@ def run_snippet(tmp_path_factory):
 )
 def test_python_snippets_run(page, number, run_snippet):
     run_snippet(page, number)
+
+
+@pytest.mark.parametrize("script", ["data_prep.py", "sft_train.py", "grpo_train.py"])
+def test_the_page_on_training_prints_the_flags_of_the_demo(script):
+    """But for its folders, its seed, and that it may be run again."""
+    page = (ROOT / "docs" / "training.md").read_text().partition("## Learning to search again")[2]
+    commands = page.partition("```bash\n")[2].partition("```")[0]
+
+    def flags(text):
+        lines = text.replace("\\\n", " ").splitlines()
+        [command] = [shlex.split(line.partition(" | ")[0]) for line in lines if f"{script}" in line and "--" in line]
+        values = " ".join(command).partition(script)[2].split(" --")[1:]
+        own = ("data ", "policy ", "output-dir", "run-dir", "content-dir", "cache-dir", "seed", "overwrite")
+        return {value for value in values if not value.startswith(own)}
+
+    demo = (ROOT / "scripts" / "demo.sh").read_text().partition("cat <<END")[0]
+    assert flags(commands) == flags(demo)

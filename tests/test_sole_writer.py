@@ -32,14 +32,6 @@ def test_a_run_leaves_hidden_folders_of_the_users_alone(tmp_path):
     assert (tmp_path / ".lock").read_text() == "mine"
 
 
-def test_a_folder_that_stood_aside_takes_its_name_again(tmp_path):
-    """Without an exchange at one stroke, a killed process may leave only the old folder, aside."""
-    for name in (".000001.aside.forage", ".000002.aside.forage", "000002", ".000003.a1b2c3d4.forage"):
-        (tmp_path / name).mkdir()
-    clear_half_written(tmp_path)
-    assert names(tmp_path) == ["000001", "000002"]
-
-
 def test_only_the_newest_checkpoint_stays(tmp_path):
     """random-000012 belongs to a checkpoint that was not written any more."""
     for name in ("000003", "000010", ".000011.a1b2c3d4.forage"):

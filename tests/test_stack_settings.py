@@ -10,18 +10,6 @@ from forage.stack_settings import (
 )
 
 
-@pytest.mark.parametrize(
-    ("name", "way_out"),
-    [
-        ("BATCHSIZE", r"is it BATCH_SIZE\?"), ("batch_size", r"is it BATCH_SIZE\?"), ("SHARDINGS", r"is it SHARDING\?"),
-        ("VLLM_GPU", r"is it VLLM_GPUS\?"), ("XYZZY", "see .env.example"),
-    ],
-)  # fmt: skip
-def test_an_unknown_name_is_refused_with_the_nearest(name, way_out):
-    with pytest.raises(UserError, match=rf"^\.env: nothing reads {name}; {way_out}"):
-        check_names(["BATCH_SIZE", name])
-
-
 def test_every_name_of_the_example_is_known_and_so_are_dockers_own():
     check_names(known_names())
     check_names(["COMPOSE_FILE", "COMPOSE_PROJECT_NAME", "https_proxy", "DEVICE"])

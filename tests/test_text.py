@@ -8,14 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forage.text import (
-    count_words,
     cut_to_words,
     encodable,
     encodable_values,
     from_json,
     printable,
     say,
-    spoken_words,
     whole_words,
     without_passwords,
     words_of,
@@ -94,10 +92,6 @@ def test_words_of_any_script_by_hand(text, words, runs):
     assert words_of(text, whole_runs=True) == (runs or words)
 
 
-def test_words_as_they_are_written():
-    assert spoken_words("It's Gout: rest, हिन्दी") == ["It's", "Gout", "rest", "हिन्दी"]
-
-
 def test_a_text_is_found_as_whole_words():
     for text, within, found in (
         ("rye bread", "Rye  bread?", True), ("rye bread", "rye breads", False), ("राम", "राम।", True),
@@ -105,13 +99,6 @@ def test_a_text_is_found_as_whole_words():
     ):  # fmt: skip
         assert bool(re.search(whole_words(text), within, re.IGNORECASE)) is found
     assert whole_words(" ") == ""
-
-
-@given(st.text(st.sampled_from("ab 痛风\n.")), st.integers(0, 9))
-def test_what_is_cut_counts_as_many_words_as_were_asked_for(text, most):
-    cut = cut_to_words(text, most)
-    assert text.startswith(cut)
-    assert count_words(cut) == min(most, count_words(text))
 
 
 def test_letters_of_every_script_stay():

@@ -109,6 +109,17 @@ def make_data(folder, count=8):
     return folder
 
 
+def make_ground(folder):
+    """Data whose questions have a type and a focus, and answers that stand in their documents."""
+    topics = ["gout", "asthma", "anemia", "migraine", "eczema", "measles", "scabies", "angina"]
+    documents = [Document(t, t.title(), f"{t.title()} is a disease. It is treated with rest.") for t in topics]
+    DocumentStore.build(folder / "store", documents, StoreOptions("none"))
+    questions = [Question(t, f"What is {t}?", f"{t.title()} is a disease.", "information", t, (t,), (f"{t}#0",))
+                 for t in topics]  # fmt: skip
+    write_jsonl(folder / "train.jsonl", questions[:6])
+    write_jsonl(folder / "eval.jsonl", questions[6:])
+
+
 def make_tiny(folder):
     """folder/base, folder/policy and folder/data."""
     make_policy(folder / "policy", make_base(folder / "base"))

@@ -19,7 +19,7 @@ from typing import Protocol as Interface
 
 from forage.agent.episode import Episode, Search, Stop, Turn, Use
 from forage.agent.options import AgentSettings
-from forage.agent.protocol import NO_ACTION, NO_ACTION_TEXT, Call, Passage, Protocol, Reading, read_turn
+from forage.agent.protocol import NO_ACTION, NO_ACTION_TEXT, Call, Passage, Protocol, Reading, read_turn, write_call
 from forage.agent.tools import ToolError, ToolFunction
 from forage.data.records import Question
 from forage.engines.base import Engine, EngineError, Request, Sample, Sampling
@@ -213,7 +213,8 @@ class Agent:
             episode.stop = "tokens"
             return
         try:
-            turn = await (speak or self.speak)(episode, room, turn_seed(seed, episode.id, number))
+            given = self.given(episode)
+            turn = given or await (speak or self.speak)(episode, room, turn_seed(seed, episode.id, number))
         except EngineError as error:
             episode.cause, episode.stop = str(error), "engine"
             return
@@ -226,9 +227,10 @@ class Agent:
         elif reading.answer is not None:
             episode.stop = "answer"
         elif number + 1 == self.settings.max_turns:  # nobody would read a result
-            if self.settings.max_turns == 1 and reading.calls:
+            if self.settings.search_only and reading.calls:
                 await self._results(reading, episode)
-            episode.stop = "search" if episode.searches and self.settings.max_turns == 1 else "turns"
+            searched = any(search.turn == number for search in episode.searches)
+            episode.stop = "search" if searched and self.settings.search_only else "turns"
         elif not reading.calls and number and NO_ACTION in episode.turns[-2].faults:  # the second one in a row
             episode.stop = "no_action"
         else:
@@ -276,7 +278,16 @@ class Agent:
 
     def begun(self, episode: EpisodeBuilder) -> tuple[int, ...]:
         """The tokens with which the next turn is begun for the policy."""
-        return self.protocol.call_opening if self.settings.force_search and not episode.turns else ()
+        own_first = len(episode.turns) == self.settings.search_first
+        return self.protocol.call_opening if own_first and self.settings.force_search else ()
+
+    def given(self, episode: EpisodeBuilder) -> TurnTokens | None:
+        """The turn that is written for the policy, if the next one is."""
+        if episode.turns or not self.settings.search_first:
+            return None
+        query = " ".join(self.protocol.harmless(episode.question.question).split())[: self.settings.max_query]
+        ids = tuple(self.protocol.turn_ids(write_call(query)))
+        return TurnTokens(ids, (0,) * len(ids), (0.0,) * len(ids), "stop")
 
     async def reply(self, request: Request) -> Sample:
         """Sample something outside of the episodes."""

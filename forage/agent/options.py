@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
@@ -35,6 +36,7 @@ class AgentSettings:
     max_query: int = 300
     """Longer queries are refused."""
     force_search: bool = False
+    search_first: bool = False
     task: str = TASK
     dense_weight: float = Fusion.dense_weight
     title_weight: float = Fusion.title_weight
@@ -46,6 +48,11 @@ class AgentSettings:
     tools: Mapping[str, Spec] = field(default_factory=dict, hash=False)
 
     @property
+    def search_only(self) -> bool:
+        """Whether the policy has one turn, for a search that it doesn't read."""
+        return self.max_turns == 1 + self.search_first
+
+    @property
     def fusion(self) -> Fusion:
         """How hybrid search weighs its rankings."""
         return Fusion(dense_weight=self.dense_weight, title_weight=self.title_weight, title_share=self.title_share)
@@ -53,6 +60,8 @@ class AgentSettings:
     def check(self) -> None:
         check_at_least_one(self, *COUNTS)
         self.fusion.check()
+        if self.max_turns == self.search_first:
+            raise UserError("--search-first writes the only turn of --max-turns 1; give --max-turns 2 or more")
         if not self.task or "<" in self.task:
             raise UserError(
                 f"--task {self.task!r} must be a sentence without tags, such as {TASK!r}; they are explained after it"
@@ -73,14 +82,18 @@ class SearchOptions:
     question_weight: int | None = None
     """Search for the question, repeated N times (BM25 counts repeats), plus the query. 0: only the query (0)."""
     max_turns: int | None = None
-    """Maximum turns per episode, including the answer. 1: an episode is one search, without an answer (4)."""
+    """Maximum turns per episode, including the answer. If that leaves the policy one turn (1, or 2 with
+    --search-first), an episode ends with its search, without an answer (4)."""
     max_turn_tokens: int | None = None
     """Maximum tokens the policy may sample per turn (160)."""
     max_tokens: int | None = None
     """Maximum tokens per episode, including the prompt and search results (2048)."""
     force_search: bool | None = None
-    """Write the beginning of a search call into the first turn, so that the policy writes only the query. That
+    """Write the beginning of a search call into the policy's first turn, so that it writes only the query. That
     beginning is not trained on (off)."""
+    search_first: bool | None = None
+    """Search for the question as it is before the policy's first turn. That search counts as a turn, and is not trained
+    on (off)."""
     task: str | None = None
     """The task that opens the system prompt, before ": search it first, ...". The first training fixes it for good
     (Answer the question from a library)."""
@@ -115,6 +128,22 @@ class SearchOptions:
         settings = replace(known, **given)
         settings.check()
         return settings
+
+
+def weights_named(given: Sequence[str]) -> dict[str, float]:
+    """What --weights says. Example: ["mrr=3", "format=1"] gives {"mrr": 3, "format": 1}."""
+    weights = {}
+    for each in given:
+        name, _, weight = each.partition("=")
+        try:
+            weights[name] = float(weight)
+        except ValueError:
+            weights[name] = math.nan
+        if not 0 <= weights[name] < math.inf:
+            raise UserError(f"--weights {each}: give a reward's name and a weight of at least 0, such as mrr=2")
+    if given and not sum(weights.values()):
+        raise UserError(f"--weights {' '.join(given)}: one weight at least must be above 0")
+    return weights
 
 
 def quoted(value: object) -> str:

@@ -13,12 +13,14 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from forage.agent.episode import Episode, Search
+from forage.agent.options import weights_named
 from forage.agent.protocol import CALL, RESPONSE
 from forage.agent.tools import SEARCH
 from forage.data.records import Question
@@ -233,10 +235,34 @@ class MakeRewards(Protocol):
     def __call__(self, embedder: Embedder, searcher: Searcher) -> Mapping[str, RewardFunction]: ...
 
 
-def rewards_of(make: MakeRewards, embedder: Embedder, searcher: Searcher) -> Mapping[str, RewardFunction]:
-    """The reward functions by name; those of a `make` that needs no searcher are made without."""
+def rewards_of(
+    make: MakeRewards, embedder: Embedder, searcher: Searcher, weights: Sequence[str] = ()
+) -> Mapping[str, RewardFunction]:
+    """The reward functions by name: all of `make`, or those that --weights names, of `make` or of this module.
+
+    Those of a `make` that needs no searcher are made without.
+    """
     more: dict[str, Any] = {"searcher": searcher} if "searcher" in inspect.signature(make).parameters else {}
-    return make(embedder, **more)
+    own = make(embedder, **more)
+    if not weights:
+        return own
+    known = own_rewards(embedder, searcher) | dict(own)
+    named = weights_named(weights)
+    if unknown := named.keys() - known.keys():
+        raise UserError(f"--weights: there is no reward {min(unknown)!r}; choose among {', '.join(sorted(known))}")
+    return {name: known[name] for name in named}
+
+
+def own_rewards(embedder: Embedder, searcher: Searcher) -> dict[str, RewardFunction]:
+    """Every reward function of this module by its name."""
+    given: dict[str, Any] = {"embedder": embedder, "searcher": searcher}
+    return {
+        name.removeprefix("get_").removesuffix("_reward"): partial(
+            function, **{key: given[key] for key in given.keys() & inspect.signature(function).parameters.keys()}
+        )
+        for name, function in globals().items()
+        if name.startswith("get_")
+    }
 
 
 def reward_matrix(
@@ -278,16 +304,10 @@ def _column(name: str, function: RewardFunction, episodes: Sequence[Episode], qu
     return np.asarray(column.clip(0, 1))
 
 
-def weights_by_name(names: Iterable[str], given: Sequence[float]) -> dict[str, float]:
+def weights_by_name(names: Iterable[str], given: Sequence[str]) -> dict[str, float]:
     """The weight of each reward, from --weights; 1 each if none is given."""
-    names = list(names)
-    weights = dict(zip(names, map(float, given or [1.0] * len(names)), strict=False))
-    if len(given or names) != len(names) or min(weights.values()) < 0 or not sum(weights.values()):
-        raise UserError(
-            f"--weights {' '.join(f'{weight:g}' for weight in given)} must be {len(names)} numbers of at least 0, not "
-            f"all 0: the weights of {', '.join(names)}"
-        )
-    return weights
+    named = weights_named(given)
+    return {name: named.get(name, 0.0) if named else 1.0 for name in names}
 
 
 def names_of_rewards(episodes: Iterable[Episode]) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -10,7 +11,7 @@ from functools import cached_property
 
 from forage.agent.agent import SearchMany, searched_for
 from forage.agent.options import AgentSettings
-from forage.data.chunking import Chunk, sentence_spans
+from forage.data.chunking import Chunk
 from forage.data.own_questions import SAID
 from forage.data.records import Question
 from forage.errors import UserError
@@ -18,36 +19,43 @@ from forage.store.bm25 import Tokenizer
 from forage.store.fusion import Hit
 from forage.store.opening import Store
 from forage.store.remote import RemoteStore
-from forage.text import IDLE, cut_to_words, titled, words_of
+from forage.text import COUNTED, IDLE, count_words, cut_to_words, titled, words_of
 
 # Window: which part of a passage the policy is shown, as only its first tokens fit.
 
-SHOWN = 48  # words of a passage with its title, about as many as the 64 tokens of --passage-tokens hold
 MOST_TRIED = 500  # questions
-WORDS = 10  # stems in a window that is compared with a query; what is shown from its start on is longer
+SHORTEST = 8  # words of a window
+PER_TOKEN = 0.72  # words of a passage that a token of it holds, about
+LEAD = 0.3  # share of the room beside what was asked for that is shown before it; what answers tends to follow
 
 
-def best_start(text: str, query: str, title: str, stems: Callable[[str], list[str]]) -> int:
-    """Where the sentence begins from which on a passage says most of what a query asks for; 0 if nowhere more.
+def best_start(text: str, query: str, title: str, stems: Callable[[str], list[str]], tokens: int) -> int:
+    """Where to begin so that the window says most of what a query asks for, somewhat before it; 0 if nowhere more.
 
-    Words of the title say nothing about the place, and a word of the query counts the more, the fewer sentences have
-    it. Example: of "Rye is a cereal. It is sown in fall.", titled "Rye", the query "when is rye sown" wants the second.
+    The window is of about so many tokens, of which the title takes its part. Words of the title say nothing about the
+    place, and a word of the query counts the more, the fewer of the passage's words are it. Example: with room for
+    eight words, "when is rye sown" wants of a passage titled "Rye" the one about sowing, from two words before it.
     """
-    spans = list(sentence_spans(text))
-    said = [stems(text[start:end]) for start, end in spans]
+    room = max(SHORTEST, round(PER_TOKEN * tokens) - count_words(title))
+    spans = [(word.start(), word.end()) for word in COUNTED.finditer(text)]
     asked = set(stems(query)) - set(stems(title))
-    having = {word: sum(word in sentence for sentence in said) for word in asked}
-    worth = {word: math.log(1 + len(said) / count) for word, count in having.items() if count}
-    best, most = 0, 0.0
-    for number, (start, _) in enumerate(spans):
-        window: list[str] = []
-        for sentence in said[number:]:
-            window += sentence
-            if len(window) >= WORDS:
-                break
-        if (found := sum(worth[word] for word in worth.keys() & set(window[:WORDS]))) > most + 1e-9:
-            best, most = start, found
-    return best
+    if len(spans) <= room or not asked:
+        return 0
+    said = [asked.intersection(stems(text[start:end])) for start, end in spans]
+    counts = Counter(stem for stems_of_word in said for stem in stems_of_word)
+    worth = {stem: math.log(1 + len(spans) / count) for stem, count in counts.items()}
+    places = [place for place, found in enumerate(said) if found]
+    best, most = (0, 0), 0.0
+    for number, first in enumerate(places):
+        seen, last, total = set[str](), first, 0.0
+        for place in places[number : bisect_left(places, first + room)]:
+            if new := said[place] - seen:
+                seen, last, total = seen | new, place, total + sum(worth[stem] for stem in new)
+        if total > most + 1e-9:
+            best, most = (first, last), total
+    first, last = best
+    before = int(LEAD * (room - (last + 1 - first)))
+    return spans[max(0, min(first - before, len(spans) - room))][0]
 
 
 def seen_share(
@@ -56,13 +64,13 @@ def seen_share(
     """The share of the questions of whose answer a search for them shows most telling words, if it finds the relevant
     passages; measured on some if there are many, None if none has an answer."""
     asked = [question for question in questions if question.answer and question.relevant_chunk_ids]
-    asked = asked[:: len(asked) // MOST_TRIED + 1]
+    asked, tokens = asked[:: len(asked) // MOST_TRIED + 1], AgentSettings.passage_tokens
     shares = []
     for question in asked:
         shown = ""  # about what a new policy is shown of each passage
         for chunk in map(chunks.__getitem__, question.relevant_chunk_ids[: AgentSettings.k]):
-            window = chunk.text[best_start(chunk.text, question.question, chunk.title, stems) :]
-            shown += f"{cut_to_words(titled(chunk.title, window), SHOWN)} "
+            window = chunk.text[best_start(chunk.text, question.question, chunk.title, stems, tokens) :]
+            shown += f"{cut_to_words(titled(chunk.title, window), round(PER_TOKEN * tokens))} "
         telling = set(words_of(question.answer)) - IDLE
         shares.append(len(telling & set(words_of(shown))) >= SAID * len(telling))
     return sum(shares) / len(shares) if shares else None
@@ -79,10 +87,10 @@ def searching(store: Store, settings: AgentSettings) -> SearchMany:
 
     if settings.window == "start":
         return search
-    stems = Tokenizer(store.options.language)
+    stems, tokens = Tokenizer(store.options.language), settings.passage_tokens
 
     def windowed(hit: Hit, query: str) -> Hit:
-        return replace(hit, text=hit.text[best_start(hit.text, query, hit.title, stems) :])
+        return replace(hit, text=hit.text[best_start(hit.text, query, hit.title, stems, tokens) :])
 
     return lambda queries: [
         [windowed(hit, query) for hit in hits] for query, hits in zip(queries, search(queries), strict=True)

@@ -93,7 +93,7 @@ class Vetting:
 
     def malformed(self, episode: Episode) -> str:
         """Why an episode is left out; empty if it is well-formed."""
-        if episode.stop != ("search" if self.settings.max_turns == 1 else "answer"):
+        if episode.stop != ("search" if self.settings.search_only else "answer"):
             return f"ended by {episode.stop}"
         if episode.faults:
             return f"with {episode.faults[0]}"

@@ -104,3 +104,8 @@ def read_questions(path: Path) -> list[Question]:
 def read_answerable(path: Path) -> list[Question]:
     """The questions that some chunk answers; no search can find the others' answers."""
     return [question for question in read_questions(path) if question.relevant_chunk_ids]
+
+
+def asked_of(question: Question) -> str:
+    """What is asked, without the description before it. Example: "crystals toe: Who gets it?" gives "Who gets it?"."""
+    return question.question.rpartition(": ")[2]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 
 from forage.data.chunking import Chunk
@@ -95,21 +95,46 @@ def question_key(question: str) -> str:
 
 
 def split_by_document(
-    questions: Sequence[Question], eval_share: float, seed: int
+    questions: Sequence[Question], eval_share: float, seed: int, links: Iterable[tuple[str, str]] = ()
 ) -> tuple[list[Question], list[Question]]:
-    """(train, eval), such that no document answers questions of both.
+    """(train, eval), such that no document answers questions of both."""
+    held = hold_out(questions, eval_share, seed, links)
+    sides: tuple[list[Question], list[Question]] = [], []
+    for question in questions:
+        sides[question.relevant_doc_ids[0] in held].append(question)
+    return sides
+
+
+def hold_out(
+    questions: Sequence[Question], eval_share: float, seed: int, links: Iterable[tuple[str, str]] = ()
+) -> set[str]:
+    """The documents whose questions are held out.
 
     Documents that share a question form a group, also if it is asked twice in other spellings. Groups are ordered by a
     hash of the seed and their first document's id, and the first `eval_share` of them are held out. So the split is
     reproducible, and adding documents moves only groups near the boundary.
+
+    `links` are documents that had better stay on one side: then the group comes next that has the most links to what is
+    held out already, less those to the others, so that few links are cut.
     """
     leader = _groups(questions)
     groups = sorted(set(leader.values()), key=lambda doc_id: hashlib.sha256(f"{seed}:{doc_id}".encode()).digest())
-    held = set(groups[: max(1, round(eval_share * len(groups)))])
-    sides: tuple[list[Question], list[Question]] = [], []
-    for question in questions:
-        sides[leader[question.relevant_doc_ids[0]] in held].append(question)
-    return sides
+    linked: dict[str, Counter[str]] = defaultdict(Counter)
+    for ends in links:
+        one, other = (leader.setdefault(doc_id, doc_id) for doc_id in ends)
+        if one != other:
+            linked[one][other] += 1
+            linked[other][one] += 1
+    order = {group: place for place, group in enumerate(groups)}
+    held, near, left = set[str](), Counter[str](), max(1, round(eval_share * len(groups)))
+    while left > 0:
+        # A document without a question only comes along.
+        candidates = [group for group in near if group not in held] or [next(g for g in groups if g not in held)]
+        best = max(candidates, key=lambda g: (2 * near[g] - linked[g].total(), -order.get(g, len(order))))
+        held.add(best)
+        near += linked[best]
+        left -= best in order
+    return {doc_id for doc_id, group in leader.items() if group in held}
 
 
 def _groups(questions: Sequence[Question]) -> dict[str, str]:

@@ -46,8 +46,8 @@ class Play:
     def sleep(self, phases: Phases) -> None:
         """Nothing is played until `wake`."""
 
-    def plain_rag(self, names: Sequence[str]) -> dict[str, float]:
-        """By held-out question, the MRR of a search for the question itself, where this process has a store."""
+    def plain_rag(self, names: Sequence[str], measure: str) -> dict[str, float]:
+        """By held-out question, what a search for the question itself finds, where this process has a store."""
         return {}
 
     def close(self) -> None:
@@ -116,8 +116,8 @@ class OwnPlay(Play):
             with phases("sleep"):
                 self.runner.run(self.rollout.engine.sleep())
 
-    def plain_rag(self, names: Sequence[str]) -> dict[str, float]:
-        return self.runner.run(self.rollout.plain_rag(names))
+    def plain_rag(self, names: Sequence[str], measure: str) -> dict[str, float]:
+        return self.runner.run(self.rollout.plain_rag(names, measure))
 
     def close(self) -> None:
         self.give_back_memory()

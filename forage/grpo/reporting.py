@@ -25,7 +25,6 @@ from forage.grpo.players import Play
 from forage.grpo.resume import Run
 from forage.grpo.update import TrainingBatch
 from forage.manifest import plain
-from forage.metrics import Interval
 from forage.policy.adapters import adapter_path, sampled_by, version_name
 from forage.rollout.plans import Plan
 from forage.runs.stats import (
@@ -33,11 +32,14 @@ from forage.runs.stats import (
     EpisodeFigures,
     StepStats,
     advice,
+    before_beside_after,
+    one_question,
     print_step,
     read_evaluations,
     rewards_of,
     verdict_on_run,
     verdicts,
+    write_plain_rag,
 )
 from forage.runs.trackers import AGENT_ORDER, Log, chosen, flatten, open_tracker
 from forage.text import say
@@ -131,7 +133,7 @@ class Reports:
         if says := advice(run.history):
             print(says)
         if len(known) > 1:
-            compare(run, known[min(known)], known[max(known)], play)
+            compare(run, play)
         self.drawing.finish()  # with the last evaluation
 
 
@@ -143,20 +145,24 @@ def open_reports(run: Run, *, first: bool) -> Iterator[Reports]:
         yield Reports(run, log)
 
 
-def compare(run: Run, first: Mapping[str, Interval], last: Mapping[str, Interval], play: Play) -> None:
+def compare(run: Run, play: Play) -> None:
     """The held-out rewards before and after training, beside plain RAG, and what they show."""
-    options = run.options
-    asked, how = f"{len(run.eval_questions)} held-out questions", played_at(options.eval_temperature)
-    print(f"{asked}    before    after    (95 % interval), {how}")
-    for name, before in first.items():
-        after = last[name]
-        print(f"{name:25} {before['mean']:8.3f} {after['mean']:8.3f}    ({after['low']:.3f} to {after['high']:.3f})")
-    said, mrr = verdict_on_run(options.run_dir), rewards_of(options.run_dir, run.step, "mrr")
-    if ranks := play.plain_rag(list(mrr)):
-        said += verdicts("the trained policy", "plain RAG", "mrr", mrr, ranks, options.rollout.data)
-    command = f"--data {options.rollout.data} --policy before={options.rollout.policy} after={options.run_dir}"
+    options, run_dir = run.options, run.options.run_dir
+    said, last = verdict_on_run(run_dir), read_evaluations(run_dir)[run.step]
+    measured: dict[str, dict[str, float]] = {
+        name: rewards_of(run_dir, run.step, name) for name in ("found", "mrr") if name in last
+    }
+    plain = {name: play.plain_rag(list(values), name) for name, values in measured.items()}
+    if any(plain.values()):
+        write_plain_rag(run_dir, plain)
+        for name in [*measured][:1]:
+            rivals = ("the trained policy", "plain RAG", name)
+            said += verdicts(*rivals, measured[name], plain[name], options.rollout.data)
+    print(f"{len(run.eval_questions)} held-out questions, {played_at(options.eval_temperature)}; 95 % intervals:")
+    command = f"--data {options.rollout.data} --policy before={options.rollout.policy} after={run_dir}"
     command += f" --temperature {options.eval_temperature:g}"
-    for line in (*said, f"beside plain RAG, answers included: python evaluate.py {command}"):
+    further = f"beside plain RAG, answers included: python evaluate.py {command}"
+    for line in (*before_beside_after(run_dir), *said, *one_question(run_dir), further):
         say(line)
 
 

@@ -70,7 +70,7 @@ def manifest_now(
     embedder = open_embedder(store, known.embedder if known else "")
     # Only their names and sources are read here, so this searcher is never asked.
     functions = rewards_of(
-        make_rewards, embedder, Searcher(lambda: open_address(options.address, options.data), settings)
+        make_rewards, embedder, Searcher(lambda: open_address(options.address, options.data), settings), options.weights
     )
     start, agent = adapter_of(options.policy, known, run_dir), own_agent()
     tools = functions_for(settings.tools) | ({"get_agent": agent} if agent else {})
@@ -138,4 +138,4 @@ def read_run(run_dir: Path) -> RunManifest | None:
 def run_options(manifest: RunManifest, names: Sequence[str] = SAMPLED) -> dict[str, Any]:
     """What a run's manifest says about options that a worker has too."""
     rollout = manifest.options["rollout"]
-    return {name: rollout[name] for name in names} | {"weights": tuple(manifest.weights.values())}
+    return {name: rollout[name] for name in names} | {"weights": tuple(rollout["weights"])}

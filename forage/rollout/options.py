@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from forage.agent.options import SearchOptions
+from forage.agent.options import SearchOptions, weights_named
 from forage.engines.base import EngineOptions, Sampling
 from forage.errors import UserError, check_at_least_one
 from forage.policy.manifest import full_base_of
@@ -52,8 +52,9 @@ class RolloutOptions:
     concurrency: int = 8
     """Questions a process plays at once, each with --num-rollouts episodes. Lower it if several workers share a
     step."""
-    weights: tuple[float, ...] = ()
-    """Weight of each reward, in the order of get_reward_functions (grpo_rollout.py). Left out: all equal."""
+    weights: tuple[str, ...] = ()
+    """What is rewarded and how much it counts, such as mrr=2 format=1: rewards of get_reward_functions
+    (grpo_rollout.py), or of forage/agent/rewards.py, such as best_search. Left out: all of the former, equally."""
     seed: int = 0
     """Seed for question order and sampling."""
 
@@ -68,6 +69,7 @@ class RolloutOptions:
     def check(self) -> None:
         """Fail before anything is loaded."""
         self.address.check()
+        weights_named(self.weights)
         check_at_least_one(self, "num_rollouts", "batch_size", "concurrency")
 
 

@@ -246,14 +246,15 @@ class Rollout:
         view.rewarded(episodes)
         return episodes
 
-    async def plain_rag(self, names: Iterable[str]) -> dict[str, float]:
-        """By held-out question, the reciprocal rank of the first chunk that answers, in a search for the question."""
+    async def plain_rag(self, names: Iterable[str], measure: str) -> dict[str, float]:
+        """By held-out question, what a search for the question finds, as the reward mrr or found measures it."""
         questions = [self.by_id["eval"][name] for name in names]
         found = await asyncio.gather(*(self.batched_search(question.question) for question in questions))
-        return {
+        ranks = {
             question.id: reciprocal_rank([hit.chunk_id for hit in hits], question.relevant_chunk_ids)
             for question, hits in zip(questions, found, strict=True)
         }
+        return {name: float(rank > 0) for name, rank in ranks.items()} if measure == "found" else ranks
 
     def reward(self, episodes: Sequence[Episode], questions: Sequence[Question]) -> list[Episode]:
         """Add each one's rewards and their weighted mean, by which flat groups are found and people read; the update
@@ -277,7 +278,9 @@ async def open_rollout(
     async with open_engine(options.engine, job) as engine:
         opened = store.embedder if store.options.embedder != NO_EMBEDDER else open_embedder(store.manifest, embedder)
         searcher = Searcher(lambda: store, settings)
-        yield Rollout(options, engine, protocol, searcher, rewards_of(make_rewards, opened, searcher), questions)
+        yield Rollout(
+            options, engine, protocol, searcher, rewards_of(make_rewards, opened, searcher, options.weights), questions
+        )
 
 
 def view_of(rollout: Rollout, plan: Plan) -> RolloutView:

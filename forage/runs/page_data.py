@@ -23,7 +23,9 @@ from forage.runs.stats import (
     WAIT,
     StepStats,
     advice,
+    before_beside_after,
     data_of,
+    one_question,
     questions_of,
     read_evaluations,
     read_stats,
@@ -66,7 +68,7 @@ def contents(run_dirs: Sequence[Path], max_episodes: int, max_tokens: int) -> di
         "runs": [
             {
                 "name": path.resolve().name, "curves": curves(stats, read_evaluations(path)),
-                "notes": [*stats[-1].notes, *filter(None, [advice(stats)]), *verdict_on_run(path)],
+                "notes": [*stats[-1].notes, *filter(None, [advice(stats)]), *told_of(path)],
                 "tables": tables(stats[-1]),
             }
             for path, stats in zip(run_dirs, histories, strict=True)
@@ -76,6 +78,11 @@ def contents(run_dirs: Sequence[Path], max_episodes: int, max_tokens: int) -> di
     }  # fmt: skip
     plain: dict[str, Any] = made_printable(held)
     return plain
+
+
+def told_of(run_dir: Path) -> list[str]:
+    """What training changed, in lines: before, after and plain RAG, the verdict, and one question's episodes."""
+    return [*before_beside_after(run_dir), *verdict_on_run(run_dir), *one_question(run_dir)]
 
 
 def made_printable(value: Any) -> Any:

@@ -3,6 +3,7 @@
 const SVG = "http://www.w3.org/2000/svg";
 // Drawn at once; the other curves are folded away.
 const FIRST = /^(reward |held-out |entropy$|kl$|grad_norm$|mismatch_kl$|likelihood_gain$|episodes: (searches|distinct_queries|sampled_tokens|well_formed)$|flat groups)/;
+const GROUPS = [["Rewards", /^(reward|held-out) /], ["Behaviour", /^(episodes: |flat groups)/], ["Health", /./]];
 // From 0 to 1 by their nature, so drawn on that scale: over its whole height a rise of .004 looks like a triumph.
 const RATE = /^(reward (?!overall as trained$)|held-out |episodes: (well_formed|distinct_queries)$|flat groups)/;
 const SAID = "Rewards and shares of episodes are drawn from 0 to 1, all else from its lowest to its highest value. Each "
@@ -71,13 +72,20 @@ function folded(title, boxes, open) {
 }
 
 function figures(runs) {
-  const names = [...new Set(runs.flatMap((run) => Object.keys(run.curves)))];
-  const curves = (chosen) => chosen.map((name) => curve(name, runs.map((run) => run.curves[name] ?? [])));
-  return [
-    make("div", SAID, { className: "quiet" }),
-    folded("Curves", curves(names.filter((name) => FIRST.test(name))), true),
-    folded("More curves", curves(names.filter((name) => !FIRST.test(name))), false),
-  ];
+  const left = new Set(runs.flatMap((run) => Object.keys(run.curves)));
+  const lines = (name) => runs.map((run) => run.curves[name] ?? []);
+  const part = (title, belongs, open) => {
+    const names = [...left].filter(belongs);
+    names.forEach((name) => left.delete(name));
+    return names.length ? [folded(title, names.map((name) => curve(name, lines(name))), open)] : [];
+  };
+  const still = (name) => lines(name).every((line) => line.length > 1 && line.every((point) => point[1] === line[0][1]));
+  const unmoved = [...left].filter(still);
+  unmoved.forEach((name) => left.delete(name));
+  const parts = GROUPS.flatMap(([title, names]) => part(title, (name) => FIRST.test(name) && names.test(name), true));
+  const more = part("More curves", () => true, false);
+  unmoved.forEach((name) => left.add(name));
+  return [make("div", SAID, { className: "quiet" }), ...parts, ...more, ...part("Curves that never moved", () => true, false)];
 }
 
 function table(caption, rows) {

@@ -4,6 +4,7 @@ rewards.png shows each reward over the steps, from 0 to 1: mean, middle half of 
 interval; its first and last mean stand above it.
 reward_distribution.png shows how many of the episodes earn how much of each reward, by step: means hide whether all
 episodes are middling or half of them fail.
+before_after.png shows what training changed on the held-out questions, beside plain RAG.
 training.png shows what the updates did and where the time went.
 """
 
@@ -24,7 +25,7 @@ from numpy.typing import NDArray
 
 from forage.files import replacing
 from forage.metrics import Interval
-from forage.runs.stats import AS_TRAINED, NO_PHASES, StepStats
+from forage.runs.stats import AS_TRAINED, NO_PHASES, StepStats, read_plain_rag
 
 Evaluations = Mapping[int, Mapping[str, Interval]]
 
@@ -87,6 +88,25 @@ def rewards_figure(stats: Sequence[StepStats], evaluations: Evaluations) -> Figu
             )  # fmt: skip
     said = "each step plays other questions, of which some are harder; evaluations always play the same"
     figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3, title=said)
+    return figure
+
+
+def before_after_figure(evaluations: Evaluations, plain: Mapping[str, Interval]) -> Figure:
+    """Each held-out reward before training, by plain RAG where that was measured, and after training."""
+    before, after = evaluations[min(evaluations)], evaluations[max(evaluations)]
+    figure = Figure(figsize=(WIDTH / 2, 1.3 + 0.8 * len(before)), layout="constrained")
+    axes = figure.add_subplot(xlim=WHOLE, title="held-out questions, before and after training")
+    ways = {"before": (before, GREY, 0.25), "plain RAG": (plain, ORANGE, 0.0), "after": (after, BLUE, -0.25)}
+    for label, (row, color, off) in ways.items():
+        places = [-place + off for place, name in enumerate(before) if name in row]
+        known = [row[name] for name in before if name in row]
+        axes.barh(places, [each["mean"] for each in known], 0.22, color=color, label=label)
+        for place, each in zip(places, known, strict=True):
+            axes.plot([each["low"], each["high"]], [place, place], color="black", lw=1.2)
+            axes.text(max(each["high"], each["mean"]) + 0.01, place, f"{each['mean']:.2f}", va="center", fontsize=10)
+    axes.set_yticks([-place for place in range(len(before))], list(before))
+    axes.grid(visible=False)
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=3)
     return figure
 
 
@@ -203,6 +223,8 @@ def draw_plots(run_dir: Path, stats: Sequence[StepStats], evaluations: Evaluatio
         save_figure(rewards_figure(stats, evaluations), run_dir / "rewards.png")
         save_figure(distribution_figure(stats), run_dir / "reward_distribution.png")
         save_figure(training_figure(stats), run_dir / "training.png")
+        if len(evaluations) > 1:
+            save_figure(before_after_figure(evaluations, read_plain_rag(run_dir)), run_dir / "before_after.png")
 
 
 def save_figure(figure: Figure, path: Path) -> None:

@@ -22,21 +22,22 @@ import re
 import statistics
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, fields
-from functools import cached_property
+from functools import cached_property, reduce
+from operator import getitem
 from pathlib import Path
 from typing import Any, NotRequired
 
 import numpy as np
 from typing_extensions import TypedDict  # pydantic can't read typing's before Python 3.12
 
-from forage.agent.episode import episode_files, read_episodes
+from forage.agent.episode import Episode, episode_files, read_episodes
 from forage.data.records import Question, read_questions
 from forage.errors import UserError
 from forage.files import replacing
 from forage.heartbeat import beat
-from forage.metrics import Interval, verdict
+from forage.metrics import Interval, bootstrapped, span, verdict
 from forage.progress import duration
 from forage.text import encodable, from_json, say, typed
 
@@ -263,6 +264,8 @@ def _refuse(constant: str) -> float:
 
 # Evaluations; the last one is of the final adapter, which no step samples with
 
+PLAIN_RAG = "plain_rag.json"  # beside them, what needs no policy
+
 
 def write_evaluations(run_dir: Path, evaluations: Mapping[int, Mapping[str, Interval]]) -> None:
     """Write evaluations.json: by adapter version, each reward's mean on the held-out questions."""
@@ -278,6 +281,30 @@ def read_evaluations(run_dir: Path) -> dict[int, dict[str, Interval]]:
         return typed(dict[int, dict[str, Interval]], from_json(path.read_bytes()))
     except ValueError as error:
         raise UserError(f"{path} is broken ({error}); delete it to evaluate again") from error
+
+
+def write_plain_rag(run_dir: Path, values: Mapping[str, Mapping[str, float]]) -> None:
+    """By reward and question, what a search for the question itself earned."""
+    with replacing(run_dir / PLAIN_RAG) as file:
+        json.dump({name: bootstrapped([*each.values()]) for name, each in values.items()}, file)
+
+
+def read_plain_rag(run_dir: Path) -> dict[str, Interval]:
+    """What a search for the question itself earned on the held-out questions, by reward, where that was measured."""
+    path = run_dir / PLAIN_RAG
+    return typed(dict[str, Interval], from_json(path.read_bytes())) if path.exists() else {}
+
+
+def before_beside_after(run_dir: Path) -> list[str]:
+    """A line for each held-out reward: before and after training, and that of plain RAG, with their intervals."""
+    known, plain = read_evaluations(run_dir), read_plain_rag(run_dir)
+    if len(known) < 2:
+        return []
+    first, last = known[min(known)], known[max(known)]
+    rows = {name: [first[name], last[name], *([plain[name]] if name in plain else [])] for name in first}
+    heads = [f"{head:24}" for head in ("before", "after", "plain RAG")]
+    cells = {name: [f"{each['mean']:.3f} ({span(each)})".ljust(24) for each in row] for name, row in rows.items()}
+    return [f"{name:25}{''.join(row)}" for name, row in ({"held out": heads} | cells).items()]
 
 
 def verdict_on_run(run_dir: Path) -> list[str]:
@@ -299,19 +326,47 @@ def verdicts(
 
 
 def rewards_of(run_dir: Path, version: int, name: str = "overall") -> dict[str, float]:
-    """By held-out question, a reward of its episode, where it has it: of the first where two workers played it."""
-    files = episode_files(run_dir / "episodes" / f"{version:06d}-eval")
-    episodes = [episode for file in reversed(files) for episode in read_episodes(file)]
-    found = {episode.question_id: {"overall": episode.reward, **episode.rewards} for episode in episodes}
+    """By held-out question, a reward of its episode, where it has it."""
+    found = {
+        question: {"overall": episode.reward, **episode.rewards}
+        for question, episode in evaluated(run_dir, version).items()
+    }
     return {question: rewards[name] for question, rewards in found.items() if name in rewards}
 
 
-def data_of(run_dir: Path) -> Path | None:
-    """The data folder that the run's run.json names; None where that can't be read."""
-    try:
-        return Path(json.loads((run_dir / "run.json").read_text())["options"]["rollout"]["data"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
+def evaluated(run_dir: Path, version: int) -> dict[str, Episode]:
+    """By held-out question, its episode: the first where two workers played it."""
+    files = episode_files(run_dir / "episodes" / f"{version:06d}-eval")
+    return {episode.question_id: episode for file in reversed(files) for episode in read_episodes(file)}
+
+
+def one_question(run_dir: Path) -> list[str]:
+    """A held-out question's episodes in the first and the last evaluation, in words, if the reward rose for any.
+
+    Of the questions for which it rose, the one with the median rise: neither the best case nor the worst.
+    """
+    known = read_evaluations(run_dir)
+    before, after = (evaluated(run_dir, choose(known, default=0)) for choose in (min, max))
+    rises = {name: after[name].reward - before[name].reward for name in before.keys() & after.keys()}
+    rose = sorted((rise, name) for name, rise in rises.items() if rise > 0)
+    if not rose:
+        return []
+    name = rose[len(rose) // 2][1]
+    asked = questions_of(data_of(run_dir), [name], "eval").get(name)
+    lines = [f"the question with the median rise: {asked.question if asked else name}"]
+    for when, episode in (("before", before[name]), ("after", after[name])):
+        queries = " | ".join(search.query for search in episode.searches)
+        answer = f", answered {episode.answer!r}" if episode.answer else ""
+        lines.append(f"  {when}, {episode.reward:.3f}: searched for {queries}{answer}")
+    return lines
+
+
+def data_of(folder: Path) -> Path | None:
+    """The data folder that a run's run.json or a warm start's config.json names; None where neither can be read."""
+    for name, *keys in (("run.json", "options", "rollout", "data"), ("config.json", "options", "data")):
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            return Path(reduce(getitem, keys, json.loads((folder / name).read_text())))
+    return None
 
 
 def questions_of(data: Path | None, ids: Collection[str], split: str = "train") -> dict[str, Question]:

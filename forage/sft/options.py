@@ -46,7 +46,7 @@ class SFTOptions:
     max_steps: int = 100
     """Maximum number of updates."""
     batch_size: int = 4
-    """Demonstrations per update."""
+    """Questions per update, with all their demonstrations."""
     optimizer: OptimizerOptions = field(default_factory=lambda: OptimizerOptions(learning_rate=0.0))
     memory: MemoryOptions = field(default_factory=MemoryOptions)
     eval_share: float = 0.1

@@ -19,23 +19,26 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import Literal
 
-from forage.agent.agent import Agent, BatchedSearch, Found, SearchMany, searched_for
+from forage.agent.agent import Agent, BatchedSearch, Found, SearchMany, sample_name, searched_for
 from forage.agent.episode import STOPS, Episode
 from forage.agent.options import AgentSettings
 from forage.agent.protocol import FAULTS, Passage, Protocol, write_answer, write_call
 from forage.agent.tools import functions_for
 from forage.data.chunking import sentence_spans
-from forage.data.records import Question
+from forage.data.records import Question, asked_of
 from forage.engines.base import Engine, Request, Sample
 from forage.errors import check_at_least_one
 from forage.metrics import token_f1
 from forage.progress import Counting
-from forage.text import IDLE, SENTENCE, body_of, cut_to_words, most_parts, spoken_words
+from forage.text import IDLE, SENTENCE, body_of, cut_to_words, most_parts, spoken_words, words_of
 
-AGAIN = 0.5  # share of a blind teacher's episodes that search twice, with --blind words
-PHRASE, BETWEEN = 8, r"[.,:;?!()\n]\s*|\[\d+\] "  # words of a phrase at most, and what stands between two
+LONGEST, SHORTEST = 4, 6  # words of what may be a name, and its letters
+BETWEEN = re.compile(r"[^\w\s'-]+|\n|\s-+\s")  # no name goes on over it
+Scripts = dict[tuple[Question, int], list[str]]
+"""The turns of each episode, by its question and number."""
 Guess = Callable[[Question, random.Random], str]
 """Words that the answer to a question may say."""
 
@@ -50,16 +53,19 @@ class TeacherOptions:
     """Let the teacher search for the question plus N words of its answer, drawn from those that distinguish its type of
     question from others, so that the policy learns to guess such words. With --question-weight the query is only the
     guess. 0: no guess."""
-    blind: Literal["no", "words", "title"] = "no"
-    """Let the teacher know no more than the policy: it answers with the beginning of a passage found. words: in half of
-    its episodes it searches again, for random phrases of what it has seen and what is asked. title: it always searches
-    again, for the title of the first passage and what is asked."""
+    blind: Literal["no", "names", "title"] = "no"
+    """Let the teacher know no more than the policy: it searches for the question, then again for something of the first
+    passage and what is asked, and answers with the beginning of what that finds first. names: for a phrase of that
+    passage at random, as might be a name. title: for its title."""
+    phrases: int = 1
+    """Demonstrations for each question with --blind names, each with another phrase. An update computes once what they
+    begin with."""
     thought_words: int = 0
     """Let the teacher think in at most N words before it acts: what is asked and what to search for, then what a
     passage says. Thoughts that don't fit into their turn are left out. 0: no thoughts."""
 
     def check(self) -> None:
-        check_at_least_one(self, "answer_tokens")
+        check_at_least_one(self, "answer_tokens", "phrases")
 
 
 async def demonstrate(
@@ -80,18 +86,18 @@ async def demonstrate(
         for question, guessed in zip(questions, guesses, strict=True)
     }
     hits_of = search_candidates(questions, queries_for, search_many, settings.question_weight)
-    scripts, without = dict[Question, list[str]](), Counter[str]()
+    scripts, without = Scripts(), Counter[str]()
     for question, guessed in zip(questions, guesses, strict=True):
         hits = hits_of[question.id]
         ranks = {query: first_relevant(found, question) for query, found in hits.items()}
         queries = choose_queries(ranks, choose, protocol.harmless(guessed))
         if not queries:
             without["no query finds what answers it"] += 1
-        elif not leave_room(len(queries), settings):
+        elif not leave_room(len(queries) + settings.search_first, settings):
             without["no turn is left for the answer (--max-turns)"] += 1
         else:
             found = [hits[query] for query in queries]
-            scripts[question] = write_turns(
+            scripts[question, 0] = write_turns(
                 question, [write_call(query) for query in queries], queries, found, protocol, settings, teacher
             )
     taught, broken = await recited(scripts, search_many, protocol, settings)
@@ -101,32 +107,31 @@ async def demonstrate(
 def blind_turns(
     questions: Sequence[Question], search_many: SearchMany, protocol: Protocol, settings: AgentSettings,
     teacher: TeacherOptions, choose: random.Random,
-) -> dict[Question, list[str]]:  # fmt: skip
+) -> Scripts:  # fmt: skip
     """The turns of a teacher that doesn't know what answers: they show how one may search, not what for."""
 
-    def search(queries: Mapping[Question, str]) -> dict[Question, Sequence[Found]]:
-        texts = [searched_for(question, query, settings.question_weight) for question, query in queries.items()]
-        return dict(zip(queries, search_many(texts) if texts else [], strict=True))
+    def search(queries: Iterable[tuple[Question, str]]) -> list[Sequence[Found]]:
+        texts = [searched_for(question, query, settings.question_weight) for question, query in queries]
+        return [*search_many(texts)] if texts else []
 
-    first = {question: protocol.harmless(question.question) for question in questions}
-    found = search(first)
-    again = {}
-    for question, hits in found.items():
-        if teacher.blind == "title":
-            again[question] = protocol.harmless(title_query(question, hits))
-        elif choose.random() < AGAIN:
-            shown = protocol.show(Passage(hit.title, hit.text) for hit in hits)
-            again[question] = protocol.harmless(random_query(question, shown, choose))
-    found |= search(again)
-    turns = {}
-    for question, hits in found.items():
-        if not hits:
-            continue
-        rank = 1 if teacher.blind == "title" else choose.randint(1, len(hits))
-        answer = read_out(replace(question, answer=""), hits[rank - 1], protocol, teacher.answer_tokens)
-        queries = [first[question], *([again[question]] if question in again else [])]
-        turns[question] = [*map(write_call, queries), f"Passage {rank} answers this.\n{write_answer(answer)}"]
-    return turns
+    first = [protocol.harmless(question.question) for question in questions]
+    again = [
+        (question, number, query, protocol.harmless(other))
+        for question, query, hits in zip(questions, first, search(zip(questions, first, strict=True)), strict=True)
+        if hits
+        for number, other in enumerate(
+            [title_query(question, hits)] if teacher.blind == "title"
+            else name_queries(question, as_shown(hits[0], protocol), teacher.phrases, choose)
+        )
+    ]  # fmt: skip
+    scripts = Scripts()
+    found = search((question, other) for question, _, _, other in again)
+    for (question, number, query, other), hits in zip(again, found, strict=True):
+        if hits:
+            answer = read_out(replace(question, answer=""), hits[0], protocol, teacher.answer_tokens)
+            ending = [] if settings.search_only else [f"Passage 1 answers this.\n{write_answer(answer)}"]
+            scripts[question, number] = [*map(write_call, [query, other][settings.search_first :]), *ending]
+    return scripts
 
 
 def title_query(question: Question, hits: Sequence[Found]) -> str:
@@ -134,39 +139,54 @@ def title_query(question: Question, hits: Sequence[Found]) -> str:
 
     Example: "crystals kidney: What causes this?", first found "Gout", gives "Gout What causes this?".
     """
-    return f"{hits[0].title} {question.question.rpartition(': ')[2]}" if hits else question.question
+    return f"{hits[0].title} {asked_of(question)}" if hits else question.question
 
 
-def random_query(question: Question, shown: str, choose: random.Random) -> str:
-    """One or two phrases of what was shown and of how the question describes what it is about, the first words of each,
-    drawn as if by a word in them; and what is asked.
+def name_queries(question: Question, shown: str, count: int, choose: random.Random) -> list[str]:
+    """So many phrases at random that might be a name, of those that the question doesn't say, each after what is asked.
 
-    Example: "crystals kidney: What causes this?", shown "[1] Gout: It hurts.", may give "It hurts What causes this?".
+    After it, as then a phrase begins with the same token as in the passage. Example: "crystals kidney: What causes
+    this?", shown "It is like acute gout, but ...", may give "What causes this? acute gout".
     """
-    described, _, asked = question.question.rpartition(": ")
-    phrases = [" ".join(found.split()[:PHRASE]) for found in re.split(BETWEEN, f"{described}\n{shown}")]
-    left, drawn = list(dict.fromkeys(filter(None, phrases))), list[str]()
-    for _ in range(min(len(left), choose.randint(1, 2))):
-        drawn += choose.choices(left, [len(text.split()) for text in left])
-        left.remove(drawn[-1])
-    return " ".join([*drawn, asked])
+    said = set(words_of(question.question))
+    phrases = [phrase for phrase in phrases_of(shown) if not said.issuperset(words_of(phrase))]
+    return [f"{asked_of(question)} {phrase}" for phrase in choose.sample(phrases, min(count, len(phrases)))]
+
+
+def phrases_of(text: str) -> list[str]:
+    """What stands between idle words and punctuation, at most LONGEST words from each end of it.
+
+    Example: "It is like acute gout, but the pain stays." gives "like acute gout", "but" being too short, and "pain
+    stays".
+    """
+    runs = [
+        [*words]
+        for part in BETWEEN.split(text)
+        for idle, words in groupby(part.split(), key=lambda word: word.lower() in IDLE)
+        if not idle
+    ]
+    phrases = [" ".join(end) for run in runs for end in (run[:LONGEST], run[-LONGEST:])]
+    return [phrase for phrase in dict.fromkeys(phrases) if len(phrase) >= SHORTEST]
 
 
 def leave_room(searches: int, settings: AgentSettings) -> bool:
     """Whether so many turns leave one for the answer, if there is one."""
-    return searches < settings.max_turns or searches == settings.max_turns == 1
+    return searches < settings.max_turns or (settings.search_only and searches == settings.max_turns)
 
 
 async def recited(
-    scripts: Mapping[Question, Sequence[str]], search_many: SearchMany, protocol: Protocol, settings: AgentSettings
+    scripts: Mapping[tuple[Question, int], Sequence[str]],
+    search_many: SearchMany,
+    protocol: Protocol,
+    settings: AgentSettings,
 ) -> tuple[list[Episode], Counter[str]]:
     """The episodes in which these turns are said; those that are not well-formed are only counted, by cause."""
-    reciter = Reciter(protocol, {f"{question.id}/0": script for question, script in scripts.items()})
+    reciter = Reciter(protocol, {sample_name(*which): script for which, script in scripts.items()})
     tools = functions_for(settings.tools)
     agent = Agent(reciter, protocol, BatchedSearch(search_many), settings, tools=tools)
     bar, played = Counting("demonstrations", len(scripts)), list[Episode]()
-    for question in scripts:
-        played.append(await agent.play(question))
+    for question, number in scripts:
+        played.append(await agent.play(question, number))
         bar.update()
     broken = [episode for episode in played if not episode.well_formed]
     ended = ("answer", "search")
@@ -267,7 +287,7 @@ def write_turns(
     """
     turns, answer, words = list(acts), "", teacher.thought_words
     rank = first_relevant(found[-1], question) or 0
-    if settings.max_turns > 1:
+    if not settings.search_only:
         answer = read_out(question, found[-1][rank - 1], protocol, teacher.answer_tokens)
         turns.append(write_answer(answer) if words else f"Passage {rank} answers this.\n{write_answer(answer)}")
     return thoughts_of(question, turns, sought, found, rank, answer, words, protocol, settings) if words else turns

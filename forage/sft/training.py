@@ -53,6 +53,7 @@ def train(options: SFTOptions, demonstrations: Sequence[Episode], policy: Any) -
         weights, lr=options.optimizer.learning_rate, weight_decay=options.optimizer.weight_decay
     )
     trained, held_out = split(demonstrations, options)
+    groups = by_question(trained)  # in one batch: what they begin with is computed once
     state, best = options.output_dir / "state", options.output_dir / "best"
     step, measured = load_checkpoint(state, policy, optimizer) or (0, [])
     rows = [typed(Row, row) for row in measured]
@@ -68,7 +69,9 @@ def train(options: SFTOptions, demonstrations: Sequence[Episode], policy: Any) -
         until = min(step + options.eval_every, options.max_steps)
         losses = []
         for number in range(step, until):
-            batch = in_rounds(trained, number, options.batch_size, options.seed)
+            batch = [
+                episode for group in in_rounds(groups, number, options.batch_size, options.seed) for episode in group
+            ]
             losses.append(update(policy, optimizer, batch, number, options, budget))
             bar.update()
         step = until
@@ -112,6 +115,13 @@ def split(demonstrations: Sequence[Episode], options: SFTOptions) -> tuple[list[
         [episode for episode in demonstrations if episode.question_id not in held_out],
         [episode for episode in demonstrations if episode.question_id in held_out],
     )
+
+
+def by_question(episodes: Sequence[Episode]) -> list[list[Episode]]:
+    groups: dict[str, list[Episode]] = {}
+    for episode in episodes:
+        groups.setdefault(episode.question_id, []).append(episode)
+    return list(groups.values())
 
 
 def update(

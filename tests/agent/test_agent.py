@@ -10,9 +10,6 @@ from hypothesis import strategies as st
 from forage.agent.agent import Agent, BatchedSearch, turn_seed
 from forage.agent.options import AgentSettings
 from forage.agent.protocol import CALL_OPENING, write_answer, write_call
-from forage.data.records import Question
-from forage.engines.base import Engine, EngineError, Sample
-from forage.errors import UserError
 from tests.factories import QUESTION
 from tests.scripted_engine import InOrder, check_tokens, search_many
 
@@ -113,42 +110,25 @@ def test_a_search_that_is_begun_for_the_policy(protocol):
     assert limited.requests[0].max_tokens == 5
 
 
-def test_an_engine_that_gives_up_ends_the_episode_with_its_cause(protocol):
-    engine, episode = play(protocol, write_call("a"), EngineError("no server answered"))
-    check_tokens(episode, engine, protocol)
-    assert (episode.stop, episode.cause, len(episode.turns)) == ("engine", "no server answered", 1)
-
-
-def test_no_episode_waits_for_anothers_search(protocol):
-    """The slow question's search blocks until the fast one's whole episode is over."""
-    import threading
-
-    over, order = threading.Event(), []
-
-    def search(queries):
-        if "slow" in queries:
-            assert over.wait(250)
-        return search_many(queries)
-
-    class Engine(InOrder):
-        async def generate(self, request):
-            slow = request.episode.startswith("slow")
-            text = write_call("slow") if slow and len(request.ids) < 150 else write_answer("x")
-            ids = self.protocol.turn_ids(text)
-            return Sample(tuple(ids), (0.0,) * len(ids), "stop")
-
-        def release(self, episode):
-            order.append(episode)
-            if episode.startswith("fast"):
-                over.set()
-
-    async def run():
-        agent = Agent(Engine(protocol), protocol, BatchedSearch(search))
-        slow, fast = (Question(name, "?", "") for name in ("slow", "fast"))
-        await asyncio.gather(agent.play(slow), agent.play(fast))
-
-    asyncio.run(run())
-    assert order == ["fast/0", "slow/0"]
+def test_a_first_search_that_is_written_for_the_policy(protocol):
+    """The whole turn has mask 0; the engine is first asked after its results, and the next turn may be begun too."""
+    given = protocol.turn_ids(write_call(QUESTION.question))
+    rest = write_call("sore toe").removeprefix(CALL_OPENING)
+    engine, episode = play(protocol, rest, search_first=True, force_search=True, max_turns=2)
+    prompt, (first, second) = protocol.prompt(QUESTION.question), episode.turns
+    assert episode.ids[: first.end] == (*prompt, *given)
+    assert not any(episode.mask[: second.start])
+    assert len(engine.requests) == 1
+    assert engine.requests[0].ids == (*episode.ids[: second.start], *protocol.call_opening)
+    opening, written = (0,) * len(protocol.call_opening), (1,) * len(protocol.turn_ids(rest))
+    assert episode.mask[second.start : second.end] == opening + written
+    assert [search.query for search in episode.searches] == [QUESTION.question, "sore toe"]
+    assert (episode.stop, episode.well_formed) == ("search", True)
+    assert episode.ids[-1] == protocol.end_of_turn  # no results follow
+    unsearched = play(protocol, "hm", search_first=True, max_turns=2)[1]
+    assert (unsearched.stop, unsearched.well_formed) == ("turns", False)  # the first search was not its own
+    _, answered = play(protocol, write_answer("Gout."), search_first=True, max_turns=3)
+    assert (answered.stop, answered.well_formed, len(answered.turns)) == ("answer", True, 2)
 
 
 TURNS = st.one_of(
@@ -172,41 +152,3 @@ def test_tokens_add_up_whatever_is_said(protocol, turns, seed):
     engine, episode = play(protocol, *turns, **limits)
     check_tokens(episode, engine, protocol)
     assert len(episode.ids) <= limits["max_tokens"] or not episode.turns
-
-
-def test_a_fork_goes_on_from_a_turn_and_leaves_its_parent_alone(protocol):
-    async def run():
-        engine = InOrder(protocol, write_call("gout"), write_answer("ice"), write_answer("rest"))
-        agent = Agent(engine, protocol, BatchedSearch(search_many))
-        parent = agent.begin(QUESTION, "q1/p")
-        await agent.play_turn(parent, 0)
-        forks = [parent.fork(f"q1/{name}") for name in "ab"]
-        for fork in forks:
-            await agent.play_turn(fork, 0)
-        with pytest.raises(ValueError, match="q1/p is not over"):
-            agent.finish(parent)
-        return parent, [agent.finish(fork) for fork in forks], engine
-
-    parent, episodes, engine = asyncio.run(run())
-    assert [(episode.id, episode.answer, episode.hits) for episode in episodes] == [
-        ("q1/a", "ice", ("gout#0", "gout#1")), ("q1/b", "rest", ("gout#0", "gout#1")),
-    ]  # fmt: skip
-    assert [request.ids for request in engine.requests[1:]] == [tuple(parent.ids)] * 2
-    assert (len(parent.turns), parent.answer, parent.stop) == (1, "", "")
-    assert engine.requests[1].seed != engine.requests[2].seed
-
-
-@pytest.mark.parametrize(("count", "logprobs"), [(7, 7), (3, 2)])
-def test_an_engine_that_returns_more_than_was_asked_for_or_half_of_it_is_refused(tiny_protocol, count, logprobs):
-    class Broken(Engine):
-        async def generate(self, request):
-            return Sample((5,) * count, (0.0,) * logprobs, "stop")
-
-    agent = Agent(
-        Broken(),
-        tiny_protocol,
-        BatchedSearch(lambda queries: [[]], in_line=True),
-        settings=AgentSettings(max_turn_tokens=6),
-    )
-    with pytest.raises(UserError, match=f"Broken returned {count} tokens with {logprobs} log-probabilities"):
-        asyncio.run(agent.play(QUESTION))

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from forage.agent.prompts import MEDICAL_TASK
-from forage.agent.protocol import TOOL_TEXT, TURN_SLOT, Protocol, write_answer, write_call
+from forage.agent.protocol import TURN_SLOT, Protocol, write_answer, write_call
 from forage.errors import UserError
 from forage.publishing.chat_template import asks_as_trained, trained_template, write_generation, write_template
 from tests.agent.real_templates import CHATML, REAL, real
@@ -114,31 +114,6 @@ def test_a_whole_episode_is_written_as_it_was_played(protocol_of, name, thought)
     assert written.startswith(played)
     end = protocol.tokenizer.decode([protocol.end_of_turn])
     assert written.removeprefix(played).startswith(end) or name == "trl/glm4moe"  # where <|user|> ends turns
-
-
-def test_a_played_thought_by_hand(protocol_of):
-    """Qwen3.6's template begins a thought itself."""
-    protocol = protocol_of("trl/qwen3_6")
-    turn = "hm\n</think>\n\n" + write_call("gout")
-    ids = [*protocol.prompt(QUESTION), *protocol.turn_ids(turn), *protocol.join(["[1] x"], protocol.end_of_turn)]
-    told = "Answer the medical question from a library: search it first, then write the answer between <answer> and "
-    assert protocol.tokenizer.decode(ids) == (
-        f"<|im_start|>system\n{told}</answer>.\n{TOOL_TEXT}<|im_end|>\n<|im_start|>user\nWhat is gout?<|im_end|>\n"
-        '<|im_start|>assistant\n<think>\nhm\n</think>\n\n<tool_call>{"name": "search", "arguments": {"query": "gout"}}'
-        "</tool_call><|im_end|>\n<|im_start|>user\n<tool_response>\n[1] x\n</tool_response><|im_end|>\n"
-        "<|im_start|>assistant\n<think>\n"
-    )
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_tools_are_described_by_those_that_ask_for_calls_in_the_form_of_training(protocol_of, name):
-    protocol = protocol_of(name)
-    hermes = name in ("hermes", "trl/qwen2_5", "trl/qwen3", "trl/qwen3_instruct_2507")
-    assert protocol.describes_tools == hermes
-    prompt = protocol.tokenizer.decode(protocol.prompt(QUESTION))
-    assert (TOOL_TEXT in prompt) != hermes
-    assert "<function=" not in prompt
-    assert "<arg_key>" not in prompt
 
 
 def test_no_prompt_depends_on_the_day(protocol_of):

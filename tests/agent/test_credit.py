@@ -60,12 +60,6 @@ def test_the_tokens_of_each_word(query, ids, said):
     assert words(query, ids) == [Word(word, tokens) for word, tokens in said.items()]
 
 
-def test_a_token_that_was_given_has_no_credit():
-    assert words("gout signs", [0, 1, 2, 3, 4, 5, 6], mask=[0, 0, 0, 1, 1, 1, 1]) == [
-        Word("gout", []), Word("signs", [4, 5]),
-    ]  # fmt: skip
-
-
 def test_each_of_a_turns_calls_is_credited_with_its_own_query():
     """Searches for search and gout, between them another tool's for gout, and gout once more."""
     ids = [0, 15, 5, 6, 14, 1, 2, 5, 6, 0, 1, 2, 5, 6, 0, 1, 2, 5, 6]
@@ -135,3 +129,9 @@ def test_each_search_of_an_episode_is_judged_by_itself():
     [episode] = credited([two], GOUT, searcher, decode)
     credit = 1 - TENTH
     assert episode.credits == pytest.approx([0, 0, credit, credit, 0, 0, 0, 0, credit, credit, 0, 0])
+
+
+def test_a_token_that_was_given_has_no_credit():
+    assert words("gout signs", [0, 1, 2, 3, 4, 5, 6], mask=[0, 0, 0, 1, 1, 1, 1]) == [
+        Word("gout", []), Word("signs", [4, 5]),
+    ]  # fmt: skip

@@ -24,14 +24,6 @@ def test_a_compressed_file_is_read_by_either_name(tmp_path):
     assert not is_written(tmp_path / "other.jsonl")
 
 
-def test_a_torn_last_line_stays_torn(tmp_path):
-    path = tmp_path / "worker.jsonl"
-    append_episodes(path, TWO)
-    path.write_bytes(path.read_bytes()[:-5])
-    compress(path)
-    assert list(read_episodes(path)) == TWO[:1]
-
-
 @pytest.mark.parametrize("packed", [False, True])
 def test_a_hole_of_zero_bytes_is_an_error_and_not_the_end(tmp_path, packed):
     """A power cut may leave it where the file's length was on the disk before its contents."""
@@ -96,11 +88,3 @@ def test_a_torn_last_line_is_left_out_and_written_over(tmp_path):
     assert list(read_episodes(path)) == []
     append_episodes(path, [EPISODE])
     assert list(read_episodes(path)) == [EPISODE]
-
-
-def test_a_broken_line_in_the_midst_is_named(tmp_path):
-    path = tmp_path / "w.jsonl"
-    append_episodes(path, [EPISODE])
-    path.write_bytes(b'{"id": 1}\n' + path.read_bytes())
-    with pytest.raises(UserError, match=r"w\.jsonl:1: not an episode"):
-        list(read_episodes(path))

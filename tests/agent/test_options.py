@@ -1,16 +1,12 @@
 """agent.json: how a policy plays is kept beside it, taken from there, and refused where it is contradicted."""
 
 import json
-import re
 
 import pytest
 
 from forage.agent.options import AgentSettings, SearchOptions, read_agent, same_settings, write_agent
 from forage.agent.searcher import searching
-from forage.arguments import parse
 from forage.errors import UserError
-from forage.store.document_store import embedder_of
-from forage.store.manifest import StoreManifest
 from forage.store.options import Fusion, StoreOptions
 
 
@@ -24,6 +20,7 @@ def test_what_is_written_is_read(policy):
     assert json.loads((policy / "agent.json").read_text()) == {
         "mode": "sparse", "k": 5, "passage_tokens": 64, "question_weight": 0, "max_turns": 4, "max_turn_tokens": 160,
         "max_tokens": 2048, "max_calls": 2, "max_query": 300, "force_search": False,
+        "search_first": False,
         "task": "Answer the question from a library", "dense_weight": 0.6, "title_weight": 0.3,
         "title_share": True, "window": "start", "tools": {},
     }  # fmt: skip
@@ -77,15 +74,6 @@ def test_a_policy_keeps_its_task(policy, tmp_path):
 def test_bad_values_are_told(options, says, tmp_path):
     with pytest.raises(UserError, match=says):
         options.settle(tmp_path)
-
-
-def test_what_a_store_without_vectors_advises_is_not_refused(tmp_path):
-    write_agent(AgentSettings(mode="hybrid"), tmp_path)
-    manifest = StoreManifest(complete=True, collection="", options=StoreOptions(embedder="none"))
-    with pytest.raises(UserError) as told:
-        embedder_of(manifest, "store")
-    advised = re.findall(r"--mode sparse|--override-agent", str(told.value))
-    assert parse(SearchOptions, " ".join(advised).split()).settle(tmp_path).mode == "sparse"
 
 
 @pytest.mark.parametrize("text", ["{", '{"kk": 3}', "[1]"])

@@ -99,13 +99,6 @@ def test_a_template_that_describes_the_tool_gets_it_in_the_words_of_the_task(fam
     assert "medical" not in text.replace(f"the {subject} from", "").replace(library, "")
 
 
-def test_a_template_that_rewrites_earlier_turns_is_refused(tokenizer, monkeypatch):
-    template = "{{ messages | length }}{% for m in messages %}{{ m.content }}<|im_end|>{% endfor %}"
-    monkeypatch.setattr(tokenizer, "chat_template", template)
-    with pytest.raises(UserError, match="changes earlier turns"):
-        Protocol(tokenizer)
-
-
 def test_a_model_without_a_template_is_refused(tokenizer, monkeypatch):
     monkeypatch.setattr(tokenizer, "chat_template", None)
     with pytest.raises(UserError, match="no chat template"):

@@ -12,10 +12,12 @@ from forage.agent.rewards import (
     get_mrr,
     get_search_gain,
     get_search_margin,
+    own_rewards,
     rank_score,
     rewards_of,
 )
 from forage.agent.searcher import AnswerRank, answer_rank
+from forage.errors import UserError
 from tests.factories import EPISODE
 from tests.ranked_library import GOUT, opened
 
@@ -102,3 +104,18 @@ def test_a_dictionary_without_the_searcher_is_taken_too():
     assert other == {"given": 3}  # a second parameter of another name is not the searcher
     both = rewards_of(lambda embedder, searcher: {"given": (embedder, searcher)}, "the embedder", "the searcher")
     assert both == {"given": ("the embedder", "the searcher")}
+
+
+def test_rewards_are_chosen_by_name():
+    def make(embedder):
+        return {"mrr": get_mrr, "format": lambda *_: [0.5]}
+
+    _, searcher = opened({"good": 1})
+    chosen = rewards_of(make, "an embedder", searcher, ("best_search=3", "format=1"))
+    assert list(chosen) == ["best_search", "format"]
+    assert chosen["best_search"]([searching("good")], [GOUT]) == [1.0]  # one of this project's
+    assert chosen["format"]([], []) == [0.5]  # one's own comes first
+    every = own_rewards("an embedder", searcher)
+    assert {"mrr", "found", "answer_similarity", "token_f1", "telling_words", "own"} <= every.keys()
+    with pytest.raises(UserError, match=r"no reward 'seen'; choose among answer_similarity, .*found"):
+        rewards_of(make, "an embedder", searcher, ("seen=1",))

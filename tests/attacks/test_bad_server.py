@@ -11,38 +11,25 @@ from safetensors.numpy import save_file
 from forage.agent.agent import Agent, BatchedSearch
 from forage.agent.options import AgentSettings
 from forage.data.records import Question
-from forage.engines.base import EngineError, EngineOptions, Request, Sample, Sampling
+from forage.engines.base import EngineError
 from forage.engines.server_checks import Wanted
-from forage.engines.vllm import VLLMEngine
 from forage.errors import UserError
 from forage.policy.manifest import PolicyManifest
-from tests.misbehaving_vllm import MisbehavingVLLM
+from tests.misbehaving_vllm import REQUEST, RIGHT, with_engine
 from tests.scripted_engine import search_many
 
-REQUEST = Request((1, 2, 3), 4, (2,), seed=7, sampling=Sampling(0.5), episode="q/0")
-RIGHT = Sample((5, 2), (-0.5, -0.25), "stop")
+
+def sample(fake, wanted=None, **later):
+    """`later` are options of the request alone: however slow this machine is, the server is found to be there."""
+
+    async def act(engine):
+        engine.options = replace(engine.options, **later)
+        return await engine.generate(REQUEST)
+
+    return with_engine(act, fake, wanted=wanted)
 
 
-@pytest.fixture
-def server():
-    with MisbehavingVLLM() as server:
-        yield server
-
-
-def sample(*servers, request=REQUEST, wanted=None, opening=60, **later):
-    """`later` are options of the request alone: however slow this machine is, the servers are found to be there."""
-
-    async def run():
-        options = EngineOptions(urls=tuple(server.url for server in servers), patience=opening, timeout=60)
-        async with VLLMEngine(options, wanted) as engine:
-            engine.options = replace(options, **later)
-            return await engine.generate(request)
-
-    return asyncio.run(run())
-
-
-def wanted(vocabulary=512, tokens=2048, base="base"):
-    return Wanted(PolicyManifest(None, str(base), str(base), False), vocabulary, tokens)
+WANTED = Wanted(PolicyManifest(None, "base", "base", False), 512, 2048)
 
 
 def one_line(error):
@@ -62,20 +49,20 @@ TROUBLE = {
 
 
 @pytest.mark.parametrize("plan", TROUBLE.values(), ids=TROUBLE)
-def test_trouble_that_passes_is_waited_out(server, plan):
-    server.plan = list(plan)
+def test_trouble_that_passes_is_waited_out(fake, plan):
+    fake.plan = list(plan)
     stuck = {"hang", "drip"} & set(map(str, plan))
-    assert sample(server, timeout=0.3 if stuck else 60) == RIGHT
+    assert sample(fake, timeout=0.3 if stuck else 60) == RIGHT
     # A slow machine may time out an answer that was on its way, too.
-    assert len(server.bodies) > len(plan) if stuck else len(server.bodies) == len(plan) + 1
-    assert all(body == server.bodies[0] for body in server.bodies)
+    assert len(fake.bodies) > len(plan) if stuck else len(fake.bodies) == len(plan) + 1
+    assert all(body == fake.bodies[0] for body in fake.bodies)
 
 
 @pytest.mark.parametrize("forever", ["html", "drip"])
-def test_trouble_that_does_not_pass_ends_in_one_line(server, forever):
-    server.plan = [forever] * 1000
+def test_trouble_that_does_not_pass_ends_in_one_line(fake, forever):
+    fake.plan = [forever] * 1000
     with pytest.raises(EngineError, match=r"no vLLM server answered in 0\.5 s") as error:
-        sample(server, patience=0.5, timeout=0.2)
+        sample(fake, patience=0.5, timeout=0.2)
     one_line(error)
 
 
@@ -102,18 +89,17 @@ LIES = {
 
 
 @pytest.mark.parametrize(("change", "says"), LIES.values(), ids=LIES)
-def test_no_episode_is_made_of_a_lie(server, tiny_protocol, change, says):
+def test_no_episode_is_made_of_a_lie(fake, tiny_protocol, change, says):
     """The agent's loop plays eight episodes through the server, which lies in the fourth answer."""
-    server.plan = [{}, {}, {}, change]
+    fake.plan = [{}, {}, {}, change]
 
-    async def play():
-        async with VLLMEngine(EngineOptions(urls=(server.url,)), wanted()) as engine:
-            settings = AgentSettings(max_turns=1, max_turn_tokens=4)
-            agent = Agent(engine, tiny_protocol, BatchedSearch(search_many), settings)
-            games = [agent.play(Question(str(n), "What is gout?", ""), n) for n in range(8)]
-            return await asyncio.gather(*games, return_exceptions=True)
+    async def play(engine):
+        settings = AgentSettings(max_turns=1, max_turn_tokens=4)
+        agent = Agent(engine, tiny_protocol, BatchedSearch(search_many), settings)
+        games = [agent.play(Question(str(n), "What is gout?", ""), n) for n in range(8)]
+        return await asyncio.gather(*games, return_exceptions=True)
 
-    ends = asyncio.run(play())
+    ends = with_engine(play, fake, wanted=WANTED)
     [lied] = [end for end in ends if isinstance(end, UserError)]
     assert says in str(lied)
     assert "\n" not in str(lied)
@@ -126,13 +112,24 @@ def test_no_episode_is_made_of_a_lie(server, tiny_protocol, change, says):
 
 
 @pytest.mark.parametrize("mode", ["raw_logprobs", "processed_logits"])
-def test_log_probabilities_of_another_distribution_are_refused_at_the_start(server, mode):
-    server.mode = mode
+def test_log_probabilities_of_another_distribution_are_refused_at_the_start(fake, mode):
+    fake.mode = mode
     with pytest.raises(UserError) as error:
-        sample(server)
+        sample(fake)
     assert "start it with --logprobs-mode processed_logprobs" in one_line(error)
-    assert server.url in str(error.value)
-    assert not server.bodies  # nothing was sampled
+    assert fake.url in str(error.value)
+    assert not fake.bodies  # nothing was sampled
+
+
+@pytest.mark.parametrize(
+    ("card", "says"),
+    [({"root": "another/base"}, "serves another/base, not base"), ({"max_model_len": 100}, "with --max-model-len")],
+)
+def test_a_server_of_another_policy_is_refused_at_the_start(fake, card, says):
+    fake.card |= card
+    with pytest.raises(UserError, match=says):
+        sample(fake, wanted=WANTED)
+    assert not fake.bodies
 
 
 # Adapters
@@ -144,20 +141,19 @@ def adapter_of(folder, size):
     return folder
 
 
-def load(server, folder, patience=20.0):
-    async def run():
-        async with VLLMEngine(EngineOptions(urls=(server.url,), patience=patience)) as engine:
-            await engine.load_adapter("run-v000001", folder)
-            return engine.adapter
+def load(fake, folder):
+    async def act(engine):
+        await engine.load_adapter("run-v000001", folder)
+        return engine.adapter
 
-    return asyncio.run(run())
+    return with_engine(act, fake)
 
 
-def test_an_adapter_that_the_server_says_it_loaded_but_does_not_use_is_noticed(server, tmp_path):
-    server.ignores_adapters = True
+def test_an_adapter_that_the_server_says_it_loaded_but_does_not_use_is_noticed(fake, tmp_path):
+    fake.ignores_adapters = True
     with pytest.raises(UserError, match=r"has loaded adapter run-v000001-.* but samples from the base") as error:
-        load(server, adapter_of(tmp_path / "trained", 0.01))
+        load(fake, adapter_of(tmp_path / "trained", 0.01))
     one_line(error)
     # A fresh adapter, or one after a few small steps, may sample as the base does.
-    assert load(server, adapter_of(tmp_path / "fresh", 0.0)) == "run-v000001"
-    assert load(server, adapter_of(tmp_path / "barely", 1e-4)) == "run-v000001"
+    assert load(fake, adapter_of(tmp_path / "fresh", 0.0)) == "run-v000001"
+    assert load(fake, adapter_of(tmp_path / "barely", 1e-4)) == "run-v000001"

@@ -19,7 +19,6 @@ from forage.agent.options import AgentSettings
 from forage.agent.prompts import REWRITE, prompt_tokens
 from forage.agent.protocol import Passage, Protocol, write_answer, write_call
 from forage.agent.vetting import Vetting
-from forage.data.chunking import chunk_document
 from forage.data.corpus import PAGES, QUESTIONS
 from forage.data.records import Document, Question, read_documents
 from forage.data.scraping.page_text import read_page
@@ -196,16 +195,6 @@ def test_a_demonstration_teaches_no_forged_turn(name):
 # Chunks, the store and its server
 
 
-def text_of(chunks):
-    """The document's text as its chunks cover it."""
-    text, end = "", 0
-    for chunk in chunks:
-        assert chunk.start <= end
-        text += chunk.text[end - chunk.start :]
-        end = chunk.end
-    return text
-
-
 def documents_of(hostile):
     return [
         Document(f"d{n}", h.payload, h.text, f"http://example.org/{h.payload[:200]}") for n, h in enumerate(hostile)
@@ -292,11 +281,3 @@ def test_clean_text_is_left_alone(protocol):
     ]
     assert len(texts) > 1000
     assert not changed
-    tokenizer = protocol.tokenizer
-    long = max(texts, key=len)
-    assert len(tokenizer(long)["input_ids"]) > 120  # cut as before: the first tokens, whatever comes after
-    cut = protocol.show([Passage("T", long)]).removeprefix("[1] ")
-    whole = " ".join(f"T: {long}".split())
-    assert cut == tokenizer.decode(tokenizer(whole)["input_ids"][: protocol.passage_tokens]).rstrip()
-    spans = chunk_document(Document("d", "t", long), lambda parts: [len(p.split()) for p in parts], 50, 10)
-    assert text_of(spans) == long

@@ -89,8 +89,7 @@ def sent(url, body, headers=(), method="POST"):
 
 HERE, AWAY = "as usual", (400, 403)
 HEADERS = [
-    ([("Host", "localhost")], HERE), ([("Host", "127.0.0.9:80")], HERE), ([("Host", "[::1]:80")], HERE),
-    ([("Origin", "http://localhost:3000")], HERE), ([("Origin", "http://127.0.0.2")], HERE),
+    ([("Host", "localhost")], HERE), ([("Host", "[::1]:80")], HERE), ([("Origin", "http://localhost:3000")], HERE),
     ([("Host", "evil.example")], AWAY), ([("Host", "127.0.0.1.evil.example:80")], AWAY), ([("Host", "[")], AWAY),
     ([("Host", "localhost@evil.example")], AWAY), ([("Host", "\xe9")], AWAY), ([("Host", "")], AWAY),
     ([("Host", "localhost"), ("Host", "evil.example")], AWAY),

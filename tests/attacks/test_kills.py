@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.attacks.targets import Target, contents, differences
+from tests.attacks.targets import contents, differences
 from tests.kills import start, start_ranks
 from tests.tiny_training import TINY
 
@@ -62,30 +62,6 @@ KILLS = {
 def test_a_killed_script_comes_to_the_end_of_an_undisturbed_one(ground, undisturbed, name):
     _, arena, scripts = ground
     assert attack(scripts[name], arena, undisturbed(name), KILLS[name], seed=17) == {}
-
-
-CARELESS = """
-from pathlib import Path
-out = Path("out.txt")
-if not out.exists():  # as if what is there were whole
-    out.write_text("words " * 5)
-Path("end.txt").write_text("end")
-"""
-
-
-def test_a_careless_writer_is_found_out(tmp_path):
-    """So the comparison can fail: killed in its first write, the script leaves half a file and takes it for whole."""
-    script = Target((tmp_path / "careless.py",))
-    script.command[0].write_text(CARELESS)
-    arena = tmp_path / "arena"
-    assert script.start(script.fresh(arena)).wait() == 0
-    whole = script.look(arena)
-    started = script.start(script.fresh(arena), {2: signal.SIGKILL})
-    assert started.wait() == -signal.SIGKILL
-    assert started.last == "write out.txt"
-    complete(script, arena)
-    assert (arena / "out.txt").read_text() == "words words wor"
-    assert differences(whole, script.look(arena)) == ["out.txt"]
 
 
 # Stopped, interrupted, started twice

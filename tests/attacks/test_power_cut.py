@@ -14,7 +14,6 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from forage.agent.episode import append_episodes, compress
-from forage.evaluation.outcomes import Outcome, OutcomeLog
 from forage.files import clear_half_written, remove_folder, replacing_folder
 from forage.policy.adapters import adapter_path, newest_adapter, publish_adapter, versions
 from forage.policy.checkpoint import load_checkpoint, save_checkpoint
@@ -114,21 +113,6 @@ def check_statistics(folder, acknowledged):
     assert set(acknowledged) <= read_evaluations(folder / "run").keys()
 
 
-def save_outcomes(folder, acknowledge):
-    log = OutcomeLog(folder / "eval", "warm/single")
-    for question in "abc":
-        tried = group_of(question)
-        log.append("here.jsonl", Outcome(tried[1], tuple(tried)))
-        acknowledge(question)
-
-
-def check_outcomes(folder, acknowledged):
-    log = OutcomeLog(folder / "eval", "warm/single")
-    done = log.done()
-    assert set(acknowledged) <= done, f"{done} after {acknowledged}"
-    assert {name: result.episode for name, result in log.results().items()} == {n: group_of(n)[1] for n in done}
-
-
 def save_policies(folder, acknowledge):
     """One folder in the place of another, as with --overwrite."""
     for number in range(3):
@@ -153,7 +137,6 @@ SAVES = {
     "adapters": (save_adapters, check_adapters),
     "episodes": (save_episodes, check_episodes),
     "statistics": (save_statistics, check_statistics),
-    "outcomes": (save_outcomes, check_outcomes),
     "policies": (save_policies, check_policies),
 }
 

@@ -1,28 +1,12 @@
-"""The comparison of ways to train an agent that searches again: its measures and its table by hand, its split."""
+"""The comparison of ways to train an agent that follows a name: its measures, rules and table by hand, its split."""
 
 import json
-import shlex
 from dataclasses import replace
 
 import pytest
 
 from bench import controls
-from bench.controls import (
-    AGENT,
-    ARMS,
-    GRPO,
-    IMITATION,
-    SCRIPT,
-    TITLE,
-    WARM,
-    Options,
-    Row,
-    kept,
-    measured,
-    prepare,
-    table,
-)
-from bench.expansion import WHOLE
+from bench.controls import AGENT, EXPERT, GRPO, NAME, READ, WARM, Options, Row, kept, measured, prepare, table
 from forage.agent.options import SearchOptions
 from forage.agent.searcher import searching
 from forage.arguments import parse
@@ -32,52 +16,50 @@ from forage.files import write_jsonl
 from forage.store.document_store import DocumentStore
 from forage.store.opening import open_store
 from forage.store.options import StoreOptions
-from tests import ROOT
 
 
 def row(arm, seed, temperature, ranks, **more):
-    measures = {"best@10": list(ranks), "found": list(ranks), "searches": [2] * len(ranks), "named": list(ranks)}
-    return Row("dev 6", "2026-11-26", arm, seed, temperature, "", measures, **more)
+    measures = {"best@10": list(ranks), "found": list(ranks), "named": list(ranks)}
+    return Row("dev", "2026-11-28", arm, seed, temperature, "", measures, **more)
 
 
 def test_the_table_pairs_each_arm_with_those_of_its_seed_and_temperature():
     rows = [
-        row(TITLE, 0, 0.0, [0, 0, 0, 1]),
-        row(SCRIPT, 0, 0.0, [1, 1, 0, 0]),
+        row(READ, 0, 0.0, [0, 0, 0, 1]),
         row(WARM, 1, 0.0, [0, 0, 1, 0], tokens=9),
-        row(IMITATION, 2, 0.0, [1, 0, 1, 0], well_formed=0.75, tokens=1234, minutes=5.4),
+        row(WARM, 2, 0.0, [0, 0, 0, 0]),
+        row(EXPERT, 2, 0.0, [1, 0, 1, 0], well_formed=0.75, tokens=1234, minutes=5.4),
         row(GRPO, 2, 0.0, [1, 1, 1, 1], tokens=99, minutes=7.0),
         row(GRPO, 2, 1.0, [1, 1, 1, 1]),  # nothing else was sampled
     ]
-    lines = table(rows, 4, "dev 6").splitlines()
+    lines = table(rows, 4, "dev").splitlines()
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[4:]]
     head = [cell.strip() for cell in lines[2].strip("|").split("|")]
-    warm, imitation, title, whole, script = (
-        head.index(name)
-        for name in (f"over {WARM}", f"over {IMITATION}", f"over {TITLE}", f"over {WHOLE}", "of the script's")
-    )
-    assert cells[1][script] == "100%"
+    warm, expert, read, name = (head.index(f"over {each}") for each in (WARM, EXPERT, READ, NAME))
     # Of four draws with repeats all may be 0, so a mean of .5 of 0, 1, 0, 1 is not clear of zero, but .75 is.
-    assert cells[4][imitation] == "+0.500 (0.000 to 1.000)"
-    assert cells[4][warm].startswith("**+0.750**")
-    assert (cells[4][title][:10], cells[4][whole], cells[4][script]) == ("**+0.750**", "", "200%")
-    assert (cells[5][warm], cells[5][imitation]) == ("", "")
+    assert cells[4][expert] == "+0.500 (0.000 to 1.000)"
+    assert cells[4][warm] == "**+1.000** (1.000 to 1.000)"  # the warm start of its own seed
+    assert (cells[4][read][:10], cells[4][name]) == ("**+0.750**", "")
+    assert (cells[5][warm], cells[5][expert]) == ("", "")
 
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
-    """Diseases, each with a passage of what mends it; all but 40 questions, two a subject, are held out."""
-    folder, questions = tmp_path_factory.mktemp("medicine"), []
-    documents = [Document(f"{n}", f"Disease x{n}", f"Rest mends it, and ice does, number {n}.") for n in range(900)]
-    for document in documents:
-        names = (document.id,), (f"{document.id}#0",)
-        asked = f"word{document.id}: What mends this?"
-        questions.append(Question(f"q{document.id}", asked, document.text, "", document.title, *names))
-    train = [replace(question, focus=f"Disease x{number % 20}") for number, question in enumerate(questions[:40])]
+    """Diseases, each with a passage that says the next one's name; 1,400 questions, 40 of them to train on."""
+    folder = tmp_path_factory.mktemp("medicine")
+    documents = [
+        Document(f"{n}", f"Disease x{n}", f"Rest mends number {n}, and ice; unlike disease x{n + 1} it passes quickly.")
+        for n in range(1400)
+    ]
+    questions = [
+        Question(
+            f"q{n}", f"passes quickly x{n - 1}: What mends this?", "Rest.", "", f"Disease x{n}", (f"{n}",), (f"{n}#0",)
+        )
+        for n in range(1400)
+    ]
     DocumentStore.build(folder / "store", documents, StoreOptions(embedder="none"))
-    for words in (5, 6):
-        write_jsonl(folder / f"second_hop_{words}" / "train.jsonl", train)
-        write_jsonl(folder / f"second_hop_{words}" / "eval.jsonl", questions[40:])
+    write_jsonl(folder / "second_hop_6" / "train.jsonl", questions[:40])
+    write_jsonl(folder / "second_hop_6" / "eval.jsonl", questions[40:])
     return folder
 
 
@@ -88,38 +70,39 @@ def options(data, tmp_path, monkeypatch):
 
 
 def test_the_best_search_is_measured_by_hand(options):
-    seven = Question("q", "?", "", relevant_chunk_ids=("7#0",))
-    queries = [["disease x9", "disease x7 mends"], ["disease x7"], ["number nothing", "disease x9 mends"], []]
+    seven = Question("q", "?", "", focus="Disease x7", relevant_chunk_ids=("7#0",))
+    queries = [["disease x9", "number 7 mends"], ["disease x7"], ["x nothing", "number 9 mends"], []]
     made = measured(options, [seven] * 4, queries)
-    assert made["best@10"] == [1.0, 1.0, made["best@10"][2], 0.0]
-    assert made["found"][:2] == [1, 1]
-    assert made["searches"] == [2, 1, 2, 0]
-    assert made["named"] == [0, 0, 0, 0]  # nobody said a title that was found before
-    said = measured(options, [seven], [["number 7", "disease x7 mends"]])
-    assert (said["best@10"], said["named"]) == ([1.0], [1.0])
+    assert made["best@10"] == [1.0, made["best@10"][1], made["best@10"][2], 0.0]
+    assert made["found"][::3] == [1, 0]
+    assert made["named"] == [0, 1, 0, 0]
 
 
 def test_controls_search_as_the_agent_does(options):
-    settings = replace(parse(SearchOptions, AGENT).settle(), k=10)
+    settings = replace(parse(SearchOptions, AGENT).settle(), k=10, window="start")
     texts = ["rest disease x7", "ice disease x12"]
     found = searching(open_store(options.data / "store"), settings)(texts)
     assert [controls.found_by(options, texts)[text] for text in texts] == found
 
 
-def test_dev_questions_are_trained_on_by_no_arm_and_held_out_ones_are_drawn_once(data, options):
+def test_what_is_measured_at_the_end_is_drawn_apart_from_what_choices_are_made_on(options):
     prepare(options)
-    kept, dev = (read_questions(options.work / "data" / f"{name}.jsonl") for name in ("train", "eval"))
-    both = {f"q{n}" for n in range(40) if f"Disease x{n % 20}" in {q.focus for q in dev}}
-    assert {q.id for q in kept} == {f"q{n}" for n in range(40)} - both
-    assert {q.id for q in dev} < both
-    assert not {q.relevant_doc_ids for q in kept} & {q.relevant_doc_ids for q in dev}
-    prepare(replace(options, held_out=True, words=5))
-    asked = read_questions(options.work / "held-out-5" / "eval.jsonl")
-    assert len({q.id for q in asked}) == controls.PLAYED
-    every = read_questions(options.data / "second_hop_5" / "eval.jsonl")
-    assert len(every) == 860
-    seen = controls.choose(every, controls.SEEN, controls.DEV_SEED)
-    assert {q.id for q in asked} <= {q.id for q in every} - {q.id for q in seen}
+    dev, held_out = ({q.id for q in read_questions(options.work / name / "eval.jsonl")} for name in ("dev", "held-out"))
+    assert (len(dev), len(held_out)) == (controls.DEV, controls.PLAYED)
+    assert not dev & held_out
+    assert {q.id for q in read_questions(options.work / "dev" / "train.jsonl")} == {f"q{n}" for n in range(40)}
+
+
+def test_rules_that_read_say_what_they_should(options):
+    question = Question("q8", "passes quickly x7: What mends this?", "Rest.", focus="Disease x8")
+    hits = controls.found_by(options, ["disease x7 rest number 7"])["disease x7 rest number 7"]
+    assert hits[0].chunk_id == "7#0"
+    said = {name: rule(options, question, hits, hits[0].text) for name, rule in controls.SECOND.items()}
+    assert said[controls.NAME] == "Disease x8"
+    assert said[controls.TITLE] == "Disease x7"
+    assert said[controls.LISTED] == "disease x8"
+    assert said[controls.READ] == said[controls.READ_ALL] == "disease mends"  # all say these; of equals, by letter
+    assert said[controls.PHRASE] in hits[0].text
 
 
 def test_a_row_is_measured_once_and_only_of_the_same_questions(options):
@@ -129,24 +112,6 @@ def test_a_row_is_measured_once_and_only_of_the_same_questions(options):
     kept(replace(options, held_out=True), asked, "GRPO", 1, 0.0, lambda _: {"measures": {}})
     kept(options, asked, "GRPO", 1, 1.0, lambda _: {"measures": {}})
     rows = [json.loads(line) for line in options.rows.read_text().splitlines()]
-    assert [(row["split"], row["temperature"]) for row in rows] == [("dev 6", 0.0), ("held-out 6", 0.0), ("dev 6", 1.0)]
+    assert [(row["split"], row["temperature"]) for row in rows] == [("dev", 0.0), ("held-out", 0.0), ("dev", 1.0)]
     with pytest.raises(UserError, match="was measured on other questions; give another file as --rows"):
         kept(options, [Question("r", "What?", "That.")], "GRPO", 1, 0.0, dict)
-
-
-def test_what_was_measured_without_training_gives_the_published_table():
-    rows = [Row(**json.loads(line)) for line in (ROOT / "bench" / "controls.jsonl").read_text().splitlines()]
-    lines = table([row for row in rows if row.split == "held-out 6"], 200, "held-out 6").splitlines()
-    assert f"| {SCRIPT} |  |  | 0.415 | 0.540 | 2.000 | 0.995 |  |  |  |  |  | 100% |  |  |  |" in lines
-
-
-@pytest.mark.parametrize(("arm", "script"), [(WARM, "sft_train.py"), (GRPO, "bench.second_search")])
-def test_the_page_on_training_prints_the_flags_that_were_measured(arm, script):
-    page = (ROOT / "docs" / "training.md").read_text().partition("## Learning to search again")[2]
-    commands = page.partition("```bash\n")[2].partition("```")[0].replace("\\\n", " ").splitlines()
-    [command] = [shlex.split(line) for line in commands if script in line]
-    flags = command[-len(ARMS[arm].flags) :]
-    assert flags == list(ARMS[arm].flags)
-    assert [flag for flag in command[: -len(flags)] if flag.startswith("--")] in (
-        ["--data", "--output-dir"], ["--data", "--policy", "--run-dir"],
-    )  # fmt: skip

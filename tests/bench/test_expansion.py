@@ -3,8 +3,9 @@
 from collections import Counter
 from types import SimpleNamespace
 
-from bench.expansion import RM3, whole_documents
+from bench.expansion import RM3
 from forage.data.records import Document
+from forage.extras.questions.headroom import whole_documents
 from forage.store.document_store import DocumentStore
 from forage.store.options import StoreOptions
 

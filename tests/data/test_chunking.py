@@ -4,7 +4,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from forage.data.chunking import _pack, chunk_document, chunk_spans
+from forage.data.chunking import chunk_document, chunk_spans
 from forage.data.records import Document
 from forage.errors import UserError
 
@@ -69,13 +69,6 @@ def test_sentences_and_overlap_by_hand():
 def test_abbreviations_and_decimals_do_not_end_a_sentence():
     text = "Dr. Abel gave 1.5 mg. It helped."
     assert [text[s:e] for s, e in chunk_spans(text, count_words, 5, 0)] == ["Dr. Abel gave 1.5 mg. ", "It helped."]
-
-
-def test_pack_by_hand():
-    assert list(_pack([2, 2, 2], 4, 2)) == [(0, 1), (1, 2)]
-    assert list(_pack([4, 4, 4], 4, 2)) == [(0, 0), (1, 1), (2, 2)]  # an overlap would leave no room
-    assert list(_pack([1, 1, 1, 4], 4, 3)) == [(0, 2), (3, 3)]
-    assert list(_pack([1], 4, 0)) == [(0, 0)]
 
 
 def test_overlap_must_be_under_size():

@@ -1,11 +1,8 @@
 """Documents out of rows and pages."""
 
-from forage.data.corpus import read_pages
 from forage.data.documents import assemble, document_id, page_text
-from forage.data.options import DatasetOptions
 from forage.data.qa_rows import QARow
 from forage.data.records import Document
-from forage.data.scraping.content_folder import PageRecord
 from forage.data.scraping.page_text import Block, Page
 
 URL = "http://x.example/conditions/Gout.html"
@@ -55,11 +52,6 @@ def test_equal_texts_are_kept_once_and_rows_point_to_the_kept_one():
     assert library.duplicates == 1
 
 
-def test_a_place_without_any_text_makes_no_document():
-    library = assemble([row(1, "")], {})
-    assert (library.documents, library.doc_of_row, library.places) == ([], [""], {URL: ("", "nothing")})
-
-
 def test_ids_are_readable_and_stay():
     assert document_id("https://ghr.nlm.nih.gov/condition/asthma", "https://ghr.nlm.nih.gov/condition/asthma") == (
         "asthma-afdcef90"
@@ -73,20 +65,3 @@ def test_ids_are_readable_and_stay():
 
 
 # What is read of pages
-
-
-def test_pages_are_read_without_what_recurs_on_their_host(tmp_path):
-    records = {}
-    for number in range(5):
-        url, path = f"http://x.example/{number}", f"{number}.html"
-        (tmp_path / path).write_text(
-            f"<h1>Gout</h1><p>Call 911.</p><p>{f'Page {number}' if number else 'Call 911.'}</p>"
-        )
-        records[url] = PageRecord(url, 200, "ok", "", 1, "", path, "utf-8", "")
-    records["http://x.example/9"] = PageRecord("http://x.example/9", 404, "not_found", "", 0, None, None, None, "")
-    pages, recurring = read_pages(records, DatasetOptions(content_dir=tmp_path))
-    assert recurring == {"Call 911.": 5}
-    assert "Call 911." in read_pages(records, DatasetOptions(content_dir=tmp_path, keep_recurring=True))[0][url].text
-    assert pages["http://x.example/1"] == Document("", "Gout", "Gout\nPage 1", sections=(0,))
-    assert pages["http://x.example/0"] == Document("", "Gout", "Gout", sections=(0,))
-    assert list(pages) == list(records)[:5]

@@ -7,7 +7,7 @@ import pytest
 from forage.data.chunking import Chunk
 from forage.data.options import Columns
 from forage.data.own_documents import FileRecord, read_folder, read_markdown, read_text
-from forage.data.own_questions import documents_by_name, place, read_own_questions
+from forage.data.own_questions import place, read_own_questions
 from forage.data.qa_rows import QARow
 from forage.data.relevance import by_document
 from forage.errors import UserError
@@ -238,13 +238,6 @@ def test_a_question_is_placed_at_what_answers_it(row, found):
 )
 def test_a_question_that_has_no_place_is_left_out_with_its_cause(row, cause):
     assert placed(row) == ([], [cause])
-
-
-def test_names_of_files():
-    named = documents_by_name(RECORDS)
-    assert named["rye"] == named["breads/rye.md"] == {"rye"}
-    assert named["tin"] == {"rye", "tin"}
-    assert "picture" not in named
 
 
 @pytest.mark.parametrize("separator", [",", ";", "\t"])

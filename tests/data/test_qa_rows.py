@@ -59,12 +59,6 @@ def test_what_rows_lack_is_counted_and_ids_are_made_unique():
     assert rows[3].answer == "A4"
 
 
-def test_a_made_up_id_is_no_other_rows():
-    ids = ["a", "a", "a-r2", "a", "", "row-5", "row-5-r2"]
-    rows, _ = to_rows([{"id": name, "question": "Q", "answer": "A"} for name in ids], Columns())
-    assert [row.id for row in rows] == ["a", "a-r3", "a-r2", "a-r4", "row-5-r3", "row-5", "row-5-r2"]
-
-
 ROWS = [{"question": "What is gout? é", "answer": "Crystals,\nin a joint"}, {"question": "Q", "answer": ""}]
 
 
@@ -104,11 +98,6 @@ def test_broken_files_give_one_line(tmp_path, name, content, says):
     with pytest.raises(UserError, match=says) as error:
         list(read_records(str(tmp_path / name), tmp_path))
     assert "\n" not in str(error.value)
-
-
-def test_a_missing_file_names_the_ways_on(tmp_path):
-    with pytest.raises(UserError, match=r"gone\.jsonl: no such file; use --dataset-name sample"):
-        read_records(str(tmp_path / "gone.jsonl"), tmp_path)
 
 
 def test_a_hub_out_of_reach_gives_one_line_at_once(tmp_path, monkeypatch):

@@ -32,10 +32,3 @@ def test_two_questions_of_one_id_are_refused(tmp_path):
     write_jsonl(tmp_path / "q.jsonl", [Question("a", text, "") for text in ("One?", "Two?")])
     with pytest.raises(UserError, match=r"q\.jsonl: 2 questions have the id 'a'"):
         read_questions(tmp_path / "q.jsonl")
-
-
-def test_a_text_that_is_none_is_told_by_its_line(tmp_path):
-    path = tmp_path / "documents.jsonl"
-    path.write_text('{"id": "a", "title": "t", "text": null}\n')
-    with pytest.raises(UserError, match=r"documents.jsonl:1: not a document \(text: Input should be a valid string\)"):
-        read_documents(path)

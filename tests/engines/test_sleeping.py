@@ -4,28 +4,25 @@ tests/integration/test_sleeping.py has the same routes of a real server, which f
 freed, and is what it was afterwards, has not been seen: what can go wrong there is played by the stand-in.
 """
 
-import asyncio
 import threading
+from functools import partial
 
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from forage.engines.base import EngineOptions, Request, Sample, Sampling
-from forage.engines.vllm import VLLMEngine, alike
+from forage.engines.base import EngineOptions, Sample
+from forage.engines.vllm import alike
 from forage.errors import UserError
-from tests.misbehaving_vllm import MisbehavingVLLM
+from tests.misbehaving_vllm import REQUEST, RIGHT, with_engine
 
-REQUEST = Request((1, 2, 3), 4, (2,), seed=7, sampling=Sampling(0.5), episode="q/0")
-RIGHT = Sample((5, 2), (-0.5, -0.25), "stop")
 SLEEP, WAKE = "/sleep?level=1&mode=wait", "/wake_up"
 
 
 @pytest.fixture
-def fake():
-    with MisbehavingVLLM() as fake:
-        fake.sleep_mode = True
-        yield fake
+def fake(fake):
+    fake.sleep_mode = True
+    return fake
 
 
 @pytest.fixture
@@ -35,16 +32,11 @@ def adapter(tmp_path):
     return tmp_path
 
 
-def options_of(*fakes, **more):
-    return EngineOptions(urls=tuple(fake.url for fake in fakes), **{"patience": 60.0} | more)
+def options_of(fake):
+    return EngineOptions(urls=(fake.url,), patience=60.0)
 
 
-def with_engine(action, *fakes, sleeps=True, **more):
-    async def run():
-        async with VLLMEngine(options_of(*fakes, **more), sleeps=sleeps) as engine:
-            return await action(engine)
-
-    return asyncio.run(run())
+with_engine = partial(with_engine, sleeps=True)
 
 
 async def slept(engine, adapter):
@@ -145,21 +137,6 @@ def test_a_server_that_sleeps_is_named_at_once(fake, capsys):
         with_engine(slept, fake, sleeps=False, patience=1.2)
     [line] = capsys.readouterr().out.splitlines()
     assert line.startswith(f"waiting for {fake.url} for 0 s now (asleep until its trainer wakes it")
-
-
-def test_their_requests_wait_and_are_answered_after_it_wakes(fake, adapter):
-    async def act(engine):
-        await engine.load_adapter("run-v000001", adapter)
-        async with VLLMEngine(options_of(fake), sleeps=True) as trainer:
-            await trainer.sleep()
-            late = asyncio.create_task(engine.generate(REQUEST))
-            await asyncio.sleep(0.3)
-            assert not late.done()
-            await trainer.wake()
-            return await late
-
-    assert with_engine(act, fake, sleeps=False) == RIGHT
-    assert fake.turns == ["load", SLEEP, WAKE, "completion"]
 
 
 # Answers that say nothing

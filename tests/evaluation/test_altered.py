@@ -8,8 +8,7 @@ from forage.agent.agent import BatchedSearch
 from forage.agent.protocol import write_answer, write_call
 from forage.agent.searcher import searching
 from forage.data.records import Document, Question
-from forage.errors import UserError
-from forage.evaluation.altered import ALTERATIONS, Altered, other_than
+from forage.evaluation.altered import ALTERATIONS, Altered
 from forage.evaluation.baselines import single
 from forage.evaluation.player import CachingAgent
 from forage.store.document_store import DocumentStore
@@ -74,15 +73,6 @@ def test_what_another_question_finds_lacks_what_answers_this_one(store):
     """Its search finds passages of this question's, too."""
     other = Question("q4", "Gout, gout?", "", relevant_chunk_ids=("gout0#0",))
     assert found("others_found", setting_of(store, [GOUT, other], k=3)) == ["gout0", "gout2", "gout4"]
-
-
-def test_the_other_question_stays_the_same_and_needs_another_document():
-    many = [Question(f"q{n}", "?", "", relevant_chunk_ids=(f"d{n}#0",)) for n in range(9)]
-    drawn = [other_than(GOUT, many, seed).id for seed in range(20)]
-    assert drawn == [other_than(GOUT, many, seed).id for seed in range(20)]
-    assert len(set(drawn)) > 3
-    with pytest.raises(UserError, match="no other document than that of question q1 answers a question; give more"):
-        other_than(GOUT, [GOUT, SAME], 0)
 
 
 def test_the_policy_reads_what_was_altered_though_the_agent_remembers_the_episode(store, protocol):

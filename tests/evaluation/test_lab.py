@@ -113,7 +113,6 @@ def test_second_searches_by_hand():
 
 # Two policies that search alike: one copies the first passage that it reads, the other says what it remembers.
 
-COUNT = 12
 REMEDIES = "ice rest heat cold tea salt milk wine bread honey sleep walks".split()
 
 
@@ -190,9 +189,7 @@ def test_a_policy_that_reads_is_told_from_one_that_remembers(remedies, protocol)
         "passages 1.000, +0.000 (+0.000 to +0.000); with another question's 1.000, +0.000 (+0.000 to +0.000); without "
         "those that answer 1.000, +0.000 (+0.000 to +0.000); it searches in 12 of 12 episodes."
     )
-    told = dict(arrays, no_retrieval=arrays["single"], nothing_found={"token_f1": np.zeros(COUNT)})
-    assert "; without passages 1.000, +0.000 (" in lab.verdict_on("warm", told, episodes)[0]  # it can if told to
-    silent = {name: dict(each, answered=np.zeros(COUNT)) for name, each in arrays.items()}
+    silent = {name: dict(each, answered=np.zeros(12)) for name, each in arrays.items()}
     assert lab.verdict_on("warm", silent, episodes)[0] == (
         "warm: it searches in 12 of 12 episodes; it gives no answers, or none has a reference, so they show nothing."
     )
@@ -218,9 +215,5 @@ def test_the_page_and_that_it_is_made_again_without_playing(tiny, tmp_path, embe
     assert (whole["questions"], whole["unanswerable"]) == (4, 1)
     assert whole["verdicts"].keys() == {"warm", "plain"}
     assert all(line in first for lines in whole["verdicts"].values() for line in lines)
-    for name in ("warm", "plain"):
-        assert f"| {name}: one search | 3 | " in first
-        assert all(f"| {name}/{system} | " in first for system in LAB)
-    assert lab.conditions().keys() == set(LAB)
     rows = json.loads((out / "eval.json").read_text())["systems"]
     assert [row["name"] for row in rows] == [f"{name}/{system}" for name in ("warm", "plain") for system in LAB]

@@ -55,12 +55,6 @@ def test_everything_of_two_questions_by_hand():
     assert got["seconds"] == [0.5, 0.5]
 
 
-def test_by_document():
-    episode = replace(EXAMPLE, searches=(replace(EXAMPLE.searches[0], hits=("d1#3", "d1#0", "d#2#1")),))
-    got = measure([result(episode)], [QUESTION], [{"d#2": 2, "d9": 1}], (1, 2), {}, by_document=True)
-    assert (got["mrr"].tolist(), got["recall@1"].tolist(), got["recall@2"].tolist()) == ([1 / 2], [0], [1 / 2])
-
-
 def test_intervals_leave_out_what_has_no_value():
     assert interval(np.array([1.0, math.nan, 1.0])) == {"mean": 1, "low": 1, "high": 1}
     assert interval(np.array([math.nan])) is None

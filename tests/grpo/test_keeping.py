@@ -1,6 +1,5 @@
 """Pruned runs come to what whole ones come to; what evaluations, rollbacks and workers need stays."""
 
-import asyncio
 import shutil
 from dataclasses import replace
 from types import SimpleNamespace
@@ -8,13 +7,10 @@ from types import SimpleNamespace
 import pytest
 
 import grpo_train
-from forage.errors import UserError
 from forage.grpo import training
 from forage.grpo.resume import kept_versions, tidy
 from forage.policy.adapters import adapter_path, versions, weights_digest
-from forage.rollout.rollout import load_newest
 from forage.runs.stats import read_stats
-from tests.factories import empty_adapter
 from tests.options import with_options
 from tests.tiny import rewards_of_tokens
 from tests.tiny_training import stats_of, tiny_options
@@ -51,12 +47,6 @@ def whole(tiny, tmp_path_factory):
 
 def names(folder):
     return sorted(path.name for path in folder.iterdir())
-
-
-def test_a_run_without_pruning_keeps_every_adapter_and_compresses_its_episodes(whole):
-    assert versions(whole) == [0, 1, 2, 3, 4, 5, 6]
-    for folder in (whole / "episodes").iterdir():
-        assert [path.name for path in folder.glob("*.jsonl*")] == ["trainer.jsonl.gz"]
 
 
 @pytest.mark.parametrize("killed_in", ["save_checkpoint", "tidy"])
@@ -101,26 +91,3 @@ def test_a_rollback_goes_to_the_nearest_adapter_that_is_left(whole, tiny, tmp_pa
     )  # fmt: skip
     training.guard(run, learner, replace(stats, notes=["loss is nan"]))
     assert learner.loaded == [adapter_path(options.run_dir, 4)]
-
-
-class SlowEngine:
-    """The first load takes so long that the trainer publishes a newer adapter and removes this one."""
-
-    def __init__(self, run_dir, error):
-        self.run_dir, self.error, self.asked = run_dir, error, []
-
-    async def load_adapter(self, name, folder):
-        self.asked.append(name)
-        if len(self.asked) == 1:
-            empty_adapter(self.run_dir, 8)
-            shutil.rmtree(folder)
-            raise self.error
-
-
-@pytest.mark.parametrize("error", [FileNotFoundError("gone"), UserError("404")])
-def test_a_worker_takes_the_newest_if_its_adapter_is_removed_while_it_loads(tmp_path, error):
-    run_dir = tmp_path / "run"
-    empty_adapter(run_dir, 7)
-    engine = SlowEngine(run_dir, error)
-    asyncio.run(load_newest(SimpleNamespace(engine=engine, options=None), run_dir))
-    assert engine.asked == ["run-v000007", "run-v000008"]

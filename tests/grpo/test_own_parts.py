@@ -8,12 +8,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from forage.arguments import flags_of
 from forage.engines.base import EngineOptions, Job, Request
-from forage.engines.choice import ENGINES, open_engine
+from forage.engines.choice import open_engine
 from forage.errors import UserError
-from forage.grpo.losses import ADVANTAGES, LOSSES, ScoredBatch, Totals, advantages, loss_terms, policy_loss
-from forage.grpo.options import LossOptions, UpdateOptions
+from forage.grpo.losses import ScoredBatch, Totals, advantages, loss_terms, policy_loss
+from forage.grpo.options import LossOptions
 from forage.policy.manifest import read_policy_manifest
 from forage.policy.packing import pack
 from tests import ROOT
@@ -97,17 +96,3 @@ def test_what_is_of_another_shape_is_refused(tmp_path, monkeypatch):
 def test_what_is_not_there(mine, name):
     with pytest.raises(UserError, match=name):
         advantages([0, 1], "aa", name)
-
-
-@pytest.mark.parametrize(
-    ("options", "name", "known"),
-    [
-        (LossOptions, "loss", LOSSES),
-        (UpdateOptions, "advantage", ADVANTAGES),
-        (EngineOptions, "engine", ["auto", *ENGINES]),
-    ],
-)
-def test_options_name_what_the_dictionaries_hold(options, name, known):
-    [flag] = [flag for flag in flags_of(options) if flag.field == name]
-    assert flag.value == "|".join([*known, "MODULE:NAME"])
-    assert flag.trust

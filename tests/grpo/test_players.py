@@ -73,9 +73,6 @@ def test_a_run_that_rolled_back_learns_from_restored_adapters_only(tiny, tmp_pat
     assert [row.adapter for row in stats] == ["v000000", "v000000", "v000002", "v000002"]
     assert sorted(stats[2].rewards["even"]) == sorted(episode.rewards["even"] for episode in learnt.values())
     assert stats[2].episodes["count"] == 12
-    for row in stats:
-        assert sum(row.workers.values()) == 12
-        assert "rollout_wait" not in row.seconds  # nobody waited, in one process
 
     # Killed right before the rollback's checkpoint, with plans and episodes of the next step, it comes to the same.
     killed, real = replace(options, run_dir=tmp_path / "killed" / "run"), Learner.save
@@ -92,9 +89,3 @@ def test_a_run_that_rolled_back_learns_from_restored_adapters_only(tiny, tmp_pat
     assert [plan.name for plan in open_plans(killed.run_dir)] == ["000001", "000002"]
     train(killed)
     assert stats_of(killed.run_dir) == stats_of(options.run_dir)
-
-    # And stopped right after that checkpoint, with nothing played ahead.
-    parts = replace(options, run_dir=tmp_path / "parts" / "run")
-    train(replace(parts, max_steps=2))
-    train(parts)
-    assert stats_of(parts.run_dir) == stats_of(options.run_dir)

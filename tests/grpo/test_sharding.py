@@ -19,7 +19,6 @@ from forage.errors import UserError
 from forage.grpo import training
 from forage.grpo.learner import Learner
 from forage.grpo.sequence_parallel import check_split
-from forage.grpo.sharding import LockstepScorer, nothing_sampled
 from forage.policy.adapters import adapter_path
 from forage.policy.packing import pack
 from forage.policy.policy import packed_layers
@@ -182,23 +181,6 @@ def test_rows_that_cannot_be_shared_are_refused():
     config.layer_types = ["full_attention", "sliding_attention"]
     with pytest.raises(UserError, match="sliding_attention"):
         check_split(config, 2, 2)
-
-
-@pytest.mark.slow
-def test_between_processes(ran):
-    there = found(ran[2], "none")
-    assert there["sums"] == {"terminated": [1.0, 2.0], "kl_max": [1.0, 1.0], "kl_min": [0.0, 1.0]}
-    assert there["same"] == [{"from": 0}, {"from": 0}]
-
-
-def test_a_batch_of_which_nothing_counts_scores_zero_and_still_has_a_backward_pass():
-    scores = LockstepScorer(policy := tiny_policy())(nothing_sampled(micro_batches(1)[0]), 1.0)
-    assert scores.logprobs_BT.shape == scores.entropy_BT.shape == (2, 9)
-    assert not scores.logprobs_BT.any()
-    scores.logprobs_BT.sum().backward()
-    assert all(
-        weight.grad is not None and not weight.grad.any() for weight in policy.parameters() if weight.requires_grad
-    )
 
 
 @pytest.mark.slow

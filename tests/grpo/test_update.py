@@ -5,8 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-import forage.grpo.update
-from forage.agent.episode import Episode, Segment, from_json, read_episodes, to_json
+from forage.agent.episode import Episode, Segment, read_episodes
 from forage.errors import UserError
 from forage.grpo.learner import Learner
 from forage.grpo.losses import ScoredBatch, count_totals, loss_terms, policy_loss
@@ -56,9 +55,9 @@ class Watched(Learner):
         return {name: weight.detach().clone() for name, weight in self.policy.named_parameters()}
 
 
-def updated(learner, tiny, episodes, budget, epochs=1, *, share_prompts=False):
+def updated(learner, tiny, episodes, budget, epochs=1):
     options = tiny_options(tiny, tiny / "unused", token_budget=budget, epochs=epochs).update
-    figures = update(learner, prepare(episodes, options), UpdateContext(options, 0.01, 1.0, share_prompts))
+    figures = update(learner, prepare(episodes, options), UpdateContext(options, 0.01, 1.0, share_prompts=False))
     return figures, learner.weights_now()
 
 
@@ -87,20 +86,6 @@ def test_the_second_epoch_compares_with_the_log_probabilities_of_the_first(tiny,
         by_hand.step(0.01, options.optimizer.max_norm)
     for name, weight in by_hand.policy.named_parameters():
         assert torch.equal(weight, weights[name]), name
-
-
-def test_micro_batches_and_shared_prompts_change_nothing(tiny, episodes):
-    figures, weights = updated(Watched(tiny), tiny, episodes, 10_000)
-    assert figures["micro_batches"] == 1
-    for budget, share_prompts in ((120, True), (300, False)):
-        others, other_weights = updated(Watched(tiny), tiny, episodes, budget, share_prompts=share_prompts)
-        assert others["micro_batches"] > 3
-        assert others["policy_loss"] == pytest.approx(figures["policy_loss"], abs=1e-6)
-        assert others["grad_norm"] == pytest.approx(figures["grad_norm"], rel=1e-4)
-        assert others["entropy"] == pytest.approx(figures["entropy"], rel=1e-5)
-        for name, weight in weights.items():
-            # AdamW's first step is the sign of the gradient, so what is near 0 may go either way.
-            assert (weight - other_weights[name]).abs().mean() < 1e-4, name
 
 
 def test_groups_without_variance_cost_nothing_and_count(tiny, episodes):
@@ -137,8 +122,6 @@ def test_the_likelihood_gained_is_that_of_sampled_tokens_of_better_episodes(tiny
     assert torch.cat([gains[0], gains[4]]).mean() < 0
     assert abs(torch.cat(gains).mean() - found) > 0.01
 
-    again = update(learner, prepare(episodes, options), replace(context, learning_rate=0.0))
-    assert again["likelihood_gain"] == pytest.approx(0, abs=1e-6)
     alike = [replace(episode, rewards={"even": 0.5}) for episode in episodes]  # nothing is learnt
     assert "likelihood_gain" not in update(learner, prepare(alike, options), context)
 
@@ -146,26 +129,6 @@ def test_the_likelihood_gained_is_that_of_sampled_tokens_of_better_episodes(tiny
 def sampled_logprobs(learner, episode):
     [part] = pack([episode], 10_000)
     return learner.score_frozen(part, 1.0)[part.sampled_BT > 0]
-
-
-def test_measuring_the_gain_changes_nothing(tiny, episodes, monkeypatch):
-    """Bit for bit, with dropout: nothing is drawn for it, and the second update draws what it would have drawn."""
-    options = tiny_options(tiny, tiny / "unused").update
-    context = UpdateContext(options, 0.01, 1.0, share_prompts=True)
-
-    def weights():
-        learner = learner_of_dropout(tiny)
-        figures = [update(learner, prepare(episodes, options), context) for _ in range(2)]
-        assert learner.policy.training
-        return figures[1], [weight.detach().clone() for weight in learner.weights], torch.get_rng_state()
-
-    figures, measured, state = weights()
-    assert "likelihood_gain" in figures
-    monkeypatch.setattr(forage.grpo.update, "likelihood_gain", lambda *_: {})
-    figures, plain, other_state = weights()
-    assert "likelihood_gain" not in figures
-    assert torch.equal(state, other_state)
-    assert all(map(torch.equal, measured, plain))
 
 
 # Credits of single tokens
@@ -202,24 +165,6 @@ def test_a_lowered_budget_is_remembered(tiny, episodes, capsys):
     updated(learner, tiny, episodes, 120)  # a lower one that is asked for stays
     assert learner.sizes[2] == [batch.tokens for batch in pack(episodes, 120)]
     assert Watched(tiny).lowered_budget is None  # another run, or the same one resumed
-
-
-def test_memory_that_runs_out_while_the_gain_is_measured_lowers_the_budget_and_changes_nothing(
-    tiny, episodes, monkeypatch, capsys
-):
-    def short(self, batch, temperature):
-        if batch.tokens > 120:
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
-        return scored(self, batch, temperature)
-
-    figures, weights = updated(Watched(tiny), tiny, episodes, LARGE)
-    scored = Learner.score_frozen
-    monkeypatch.setattr(Learner, "score_frozen", short)
-    learner = Watched(tiny)
-    others, same = updated(learner, tiny, episodes, LARGE)
-    assert learner.lowered_budget < LARGE
-    assert others["likelihood_gain"] == pytest.approx(figures["likelihood_gain"], abs=1e-6)
-    assert all(torch.equal(weight, same[name]) for name, weight in weights.items())
 
 
 def test_out_of_memory_in_the_optimizer_stops_the_run(tiny, episodes, monkeypatch):
@@ -281,5 +226,3 @@ def test_all_segments_of_an_episode_are_learnt_from_with_its_advantage():
     assert first == second == -third > 0
     assert taught.totals == (2 + 1 + 3, 3)
     assert taught.sampler_logprobs[0] == (0.0, -0.1, -0.2)
-    assert from_json(to_json(better)) == better
-    assert (better.sampled, worse.sampled) == (3, 3)

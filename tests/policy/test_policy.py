@@ -102,22 +102,6 @@ def test_adapters_are_published_whole_under_their_version_and_name_the_full_base
     load_policy(read_policy_manifest(tmp_path))  # a run folder is a policy too, wherever its base lies
 
 
-def test_a_card_names_a_4_bit_base_inside_its_folder_relatively_and_one_outside_in_full(tmp_path):
-    (tmp_path / "policy" / "base").mkdir(parents=True)
-    manifest = PolicyManifest(tmp_path / "policy", str(tmp_path / "policy" / "base"), "full", True, "float32")
-    for folder, base in (("policy", "base"), ("run", str(tmp_path / "policy" / "base"))):
-        write_policy_manifest(manifest, tmp_path / folder)
-        fields = json.loads((tmp_path / folder / "model.json").read_text())
-        assert fields == {
-            "base": base,
-            "full_base": "full",
-            "quantized": True,
-            "dtype": "float32",
-            "full_base_digest": "",
-        }
-        assert read_policy_manifest(tmp_path / folder).base == manifest.base
-
-
 @pytest.mark.parametrize(
     ("rotations", "most"),
     [

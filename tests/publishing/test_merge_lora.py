@@ -10,42 +10,20 @@ import torch
 from peft import LoraConfig, LoraModel, PeftModel, get_peft_model
 from peft.tuners.lora import LoraLayer
 from safetensors.torch import load_file, save_file
-from tokenizers import Regex, Tokenizer
-from tokenizers.models import WordLevel
-from tokenizers.pre_tokenizers import Split
 from transformers import (
     AutoModelForCausalLM,
-    LlamaConfig,
-    LlamaForCausalLM,
-    PreTrainedTokenizerFast,
 )
 
 from forage.agent.options import AgentSettings, read_agent, write_agent
 from forage.errors import UserError
 from forage.publishing import merged
 from merge_lora import Options, main
-
-LETTERS = "abcdefghijklmnopqrstuvwxyz ABCDEFGHIJKLMNOPQRSTUVWXYZ.,:?"
-
-
-def tiny_llama(**changes):
-    sizes = {
-        "vocab_size": 61, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
-        "num_key_value_heads": 2, "initializer_range": 0.2,
-    }  # fmt: skip
-    return LlamaForCausalLM(LlamaConfig(**sizes | changes))
-
-
-def tiny_tokenizer():
-    tokenizer = Tokenizer(WordLevel({letter: number for number, letter in enumerate(["?", *LETTERS])}, unk_token="?"))
-    tokenizer.pre_tokenizer = Split(Regex("."), "isolated")
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="?")
+from tests.tiny import make_model, make_tokenizer
 
 
 def save_base(folder, model=None, **how):
-    torch.manual_seed(0)
-    (model or tiny_llama()).save_pretrained(folder, **how)
-    tiny_tokenizer().save_pretrained(folder)
+    (model or make_model()).save_pretrained(folder, **how)
+    make_tokenizer().save_pretrained(folder)
     (folder / "README.md").write_text("the base's card")
     (folder / "pytorch_model.bin").write_text("weights in another format")
     (folder / "LICENSE").write_text("free")
@@ -77,10 +55,6 @@ def merged_by_peft(base, adapter):
 
 def weights(folder):
     return {key: tensor for file in folder.glob("*.safetensors") for key, tensor in load_file(file).items()}
-
-
-def edit_json(path, **changes):
-    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
 
 @pytest.fixture(scope="module")
@@ -128,8 +102,7 @@ def refused(options, says):
 def remake(folder, *, seed=7, **changes):
     """A base of other weights, and other sizes where told."""
     save_base(folder)
-    torch.manual_seed(seed)
-    tiny_llama(**changes).save_pretrained(folder)
+    make_model(seed, **changes).save_pretrained(folder)
     return folder
 
 
@@ -148,13 +121,13 @@ def test_another_base_of_the_same_name_is_refused_and_the_same_one_elsewhere_is_
 
 
 def test_an_adapter_that_does_not_fit_is_refused(adapter, tmp_path):
-    other = remake(tmp_path / "wider", hidden_size=64)
+    other = remake(tmp_path / "wider", width=64)
     options = Options(base_model=str(other), lora_model=adapter, output_path=tmp_path / "out", allow_other_base=True)
     refused(options, "are they for each other?")
 
 
 def test_a_weight_used_twice_stays_one_unless_the_adapter_changes_one_use(tmp_path):
-    base = save_base(tmp_path / "tied", tiny_llama(tie_word_embeddings=True))
+    base = save_base(tmp_path / "tied", make_model(tie_word_embeddings=True))
     options = Options(lora_model=tmp_path / "lora", output_path=tmp_path / "out")
     save_adapter(base, tmp_path / "lora", target_modules=["q_proj"], modules_to_save=["embed_tokens"])
     main(options)
@@ -184,10 +157,10 @@ def test_a_wrong_merge_is_refused(base, adapter, tmp_path, monkeypatch, dtype, f
 
 
 def test_an_adapter_too_small_for_bfloat16_is_refused_and_float32_keeps_it(tmp_path):
-    base = save_base(tmp_path / "tiny", tiny_llama().to(torch.bfloat16))
+    base = save_base(tmp_path / "tiny", make_model().to(torch.bfloat16))
     small = save_adapter(base, tmp_path / "small")
     tensors = load_file(small / "adapter_model.safetensors")
-    tensors = {key: tensor * 1e-3 if "lora_B" in key else tensor for key, tensor in tensors.items()}
+    tensors = {key: tensor * 1e-4 if "lora_B" in key else tensor for key, tensor in tensors.items()}
     save_file(tensors, small / "adapter_model.safetensors")
     options = Options(lora_model=small, output_path=tmp_path / "out")
     refused(options, "or bfloat16 is too coarse for so small an adapter (try --dtype float32)")

@@ -149,9 +149,10 @@ def test_rewards_in_another_order_keep_their_weights(run, begun):
         return dict(reversed(rewards_of_tokens(embedder).items()))
 
     resume(run, turned)
-    grpo_train.main(options_of(run, run_dir=run / "weighed", weights=(1.0, 3.0)), rewards_of_tokens)
-    with pytest.raises(UserError, match=r"begun with another weights\.low; another weights\.even"):
-        grpo_train.main(options_of(run, run_dir=run / "weighed", weights=(1.0, 3.0), max_steps=2), turned)
+    grpo_train.main(options_of(run, run_dir=run / "weighed", weights=("even=1", "low=3")), rewards_of_tokens)
+    grpo_train.main(options_of(run, run_dir=run / "weighed", weights=("even=1", "low=3"), max_steps=2), turned)
+    with pytest.raises(UserError, match="weights"):
+        grpo_train.main(options_of(run, run_dir=run / "weighed", weights=("even=3", "low=1"), max_steps=3), turned)
 
 
 # The embedder
@@ -178,9 +179,9 @@ def test_a_worker_plays_as_its_run_does_and_says_so(run, capsys):
     given = RolloutOptions(concurrency=3, num_rollouts=4, temperature=0.5, seed=7)
     options = as_in_run(given, manifest, run / "run")
     assert (options.num_rollouts, options.batch_size, options.temperature, options.seed) == (2, 2, 1.0, 0)
-    assert (options.weights, options.concurrency) == ((1.0, 1.0), 3)
+    assert (options.weights, options.concurrency) == ((), 3)
     said = capsys.readouterr().out
-    assert "run plays with num_rollouts 2, batch_size 2, temperature 1.0, seed 0, weights 1.0 1.0\n" in said
+    assert "run plays with num_rollouts 2, batch_size 2, temperature 1.0, seed 0\n" in said
     assert as_in_run(options, manifest, run / "run") == options
     assert capsys.readouterr().out == ""
     assert as_in_run(given, None, run / "run") == given

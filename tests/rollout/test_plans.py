@@ -54,13 +54,6 @@ def test_only_whole_groups_count_each_once_and_in_order(tmp_path):
     assert [(e.id, e.reward) for e in played.gathered()] == [("a/0", 0), ("a/1", 1), ("b/0", 1), ("b/1", 0)]
 
 
-def test_a_worker_may_finish_its_own_torn_group(tmp_path):
-    folder, played = tmp_path / "episodes" / "000007", Played(tmp_path, PLAN)
-    append_episodes(folder / "w.jsonl", group("a", 1, 0)[:1])
-    append_episodes(folder / "w.jsonl", group("a", 0, 1))
-    assert [(e.id, e.reward) for e in played.groups()["a"]] == [("a/0", 0), ("a/1", 1)]
-
-
 def test_episodes_of_adapters_older_than_the_plan_accepts_do_not_count(tmp_path):
     folder, plan = tmp_path / "episodes" / "000007", replace(PLAN, oldest=7)
     old = [replace(episode, adapter="run-v000006-1a2b3c4d") for episode in group("a", 1, 0)]
@@ -73,20 +66,6 @@ def test_episodes_of_adapters_older_than_the_plan_accepts_do_not_count(tmp_path)
     append_episodes(folder / "late.jsonl", old)  # and another one still held the old plan
     assert Played(tmp_path, plan).missing() == ["b"]
     assert [(e.id, e.reward) for e in Played(tmp_path, plan).groups()["a"]] == [("a/0", 0), ("a/1", 1)]
-
-
-def test_bytes_that_have_not_arrived_are_read_once_they_have(tmp_path):
-    """A file may have its new size before its new bytes, and zeros until then."""
-    folder, played = tmp_path / "episodes" / "000007", Played(tmp_path, replace(PLAN, spare=()))
-    append_episodes(folder / "w.jsonl", [*group("a", 1, 0), *group("b", 1, 0)])
-    whole = (folder / "w.jsonl").read_bytes()
-    for cut in (len(whole) // 3, len(whole) // 2, len(whole) - 1):
-        for zeros in (b"", b"\0"):
-            (folder / "w.jsonl").write_bytes(whole[:cut] + zeros * (len(whole) - cut))
-            assert played.missing()[-1:] == ["b"]
-            assert played.gathered() is None
-    (folder / "w.jsonl").write_bytes(whole)
-    assert [episode.id for episode in played.gathered()] == ["a/0", "a/1", "b/0", "b/1"]
 
 
 def test_what_was_read_stays_read_while_a_file_is_gone(tmp_path):

@@ -11,31 +11,6 @@ from tests.factories import STATS, run_of
 EVALUATED = {"mrr": {"mean": 0.5, "low": 0.4, "high": 0.6}}
 
 
-def test_a_run_is_drawn_every_20_seconds_and_with_every_evaluation_by_hand(tmp_path, monkeypatch):
-    now = [100.0]
-    started = []
-    monkeypatch.setattr(Drawing, "_start", lambda self, *more: started.append(now[0] - 100) or Ended())
-    drawn = Drawing(tmp_path, clock=lambda: now[0])
-    plain, evaluated = replace(STATS, evaluation=None), replace(STATS, evaluation=EVALUATED)
-    for seconds, stats in ((8, plain), (16, evaluated), (24, plain), (32, plain), (50, plain), (69.9, plain)):
-        now[0] = 100.0 + seconds
-        drawn.after(stats)
-    assert started == [16, 50]
-    drawn._process = Running()
-    drawn.after(evaluated)
-    assert started == [16, 50]
-
-
-class Ended:
-    def poll(self):
-        return 0
-
-
-class Running:
-    def poll(self):
-        return None
-
-
 def test_the_whole_run_is_drawn_at_its_end_from_wherever_it_was_started(tmp_path, monkeypatch, capsys):
     for step in run_of(2):
         write_stats(tmp_path / "run", step)

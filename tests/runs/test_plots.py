@@ -7,7 +7,6 @@ import pytest
 
 from forage.runs.plots import (
     distribution_figure,
-    draw_plots,
     level_shares,
     phase_seconds,
     reach_of,
@@ -15,9 +14,7 @@ from forage.runs.plots import (
     running_mean,
     training_figure,
 )
-from tests.factories import STATS, run_of
-
-NAMES = ["reward_distribution.png", "rewards.png", "training.png"]
+from tests.factories import STATS
 
 
 def test_running_mean_by_hand():
@@ -58,15 +55,3 @@ def test_the_distribution_of_each_reward_has_a_column_a_step():
     assert shares_LC[-1].tolist() == [0, 0.5]
     assert mrr.lines[0].get_ydata().tolist() == [0, 0.5]
     assert low.get_ylim()[0] == -1
-
-
-AWKWARD = {
-    "a reward that came later": [*run_of(8), replace(STATS, step=8, rewards={"overall": [1.0], "$new^": [0.5]})],
-    "no figures": run_of(2, training={}, seconds={}, stops={}, faults={}),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("stats", AWKWARD.values(), ids=AWKWARD)
-def test_any_run_can_be_drawn(stats, tmp_path):
-    draw_plots(tmp_path, stats, {0: {"overall": {"mean": 0.5, "low": 0.5, "high": 0.75}}})
-    assert sorted(path.name for path in tmp_path.iterdir()) == NAMES

@@ -1,6 +1,5 @@
 """A run folder is one process's, under one set of options."""
 
-import fcntl
 import json
 import subprocess
 from dataclasses import dataclass, field
@@ -76,13 +75,6 @@ def test_an_option_newer_than_the_run_does_not_stop_it(tmp_path):
         assert json.loads((tmp_path / "config.json").read_text()) == before
 
 
-def test_two_processes_do_not_train_in_one_folder(tmp_path):
-    with (tmp_path / ".lock").open("w") as other:
-        fcntl.flock(other, fcntl.LOCK_EX)
-        with pytest.raises(UserError, match="is in use by another trainer"), run_folder(tmp_path, Options()):
-            pass
-
-
 def test_what_stands_aside_keeps_its_name_and_nothing_is_overwritten(tmp_path, capsys):
     for content in ("first", "second"):
         for name in ("plans/000001.json", "episodes/000001/a.jsonl"):
@@ -101,17 +93,6 @@ def test_what_stands_aside_keeps_its_name_and_nothing_is_overwritten(tmp_path, c
     assert said == [
         f"moved to {tmp_path}/stale/{n}: plans/000001.json, episodes/000001 (another's)" for n in ("000", "001")
     ]
-
-
-def test_broken_options_are_told(tmp_path):
-    content = "{"
-    (tmp_path / "config.json").write_text(content)
-    with (
-        pytest.raises(UserError, match=r"config.json is damaged \(.*give another --run-dir"),
-        run_folder(tmp_path, Options()),
-    ):
-        pass
-    assert (tmp_path / "config.json").read_text() == content
 
 
 @pytest.mark.parametrize("stop", [UserError("no data"), KeyboardInterrupt()])

@@ -4,8 +4,6 @@ import json
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from forage.errors import UserError
 from forage.runs.stats import (
@@ -15,7 +13,6 @@ from forage.runs.stats import (
     print_step,
     read_stats,
     reproducible,
-    seconds_left,
     stats_path,
     step_seconds,
     summarised,
@@ -75,13 +72,6 @@ def test_steps_come_in_their_order_and_the_last_write_of_a_step_counts(tmp_path)
     assert [item.step for item in stats] == [1, 2, 10]
     assert stats[1].notes == ["again"]
     assert read_stats(tmp_path / "none") == []
-
-
-@given(st.dictionaries(st.text(max_size=5), st.floats(allow_nan=False, allow_infinity=False), max_size=4))
-def test_any_finite_figures_come_back_exactly(tmp_path_factory, training):
-    folder = tmp_path_factory.mktemp("run")
-    write_stats(folder, replace(STATS, training=training))
-    assert read_stats(folder)[0].training == training
 
 
 @pytest.mark.parametrize(
@@ -181,12 +171,6 @@ def test_a_phase_has_the_work_that_it_left_to_the_gpu():
 # The line of a step, and whether the trainer waits
 
 
-def test_time_left_by_hand():
-    steps = [replace(STATS, step=step, seconds={"step": took}) for step, took in enumerate((10.0, 12.0, 50.0))]
-    assert seconds_left(steps, 9) == 84
-    assert seconds_left(steps, 2) == 0
-
-
 def test_what_taught_nothing_is_said():
     learnt = replace(STATS, groups={"total": 2, "flat": 1, "replaced": 0})
     assert lessons(learnt) == []
@@ -211,12 +195,11 @@ def test_a_step_is_a_line(capsys):
 
 
 def test_a_trainer_that_waits_a_fifth_of_the_last_steps_is_told_but_not_of_the_first():
-    def step(number, waited, played=8):
+    def step(number, waited):
         seconds = {"rollout": 4.0, "backward": 6.0, "generate": 3.0, "rollout_wait": waited}
-        return replace(STATS, step=number, seconds=seconds, workers={"a": played} if played else {})
+        return replace(STATS, step=number, seconds=seconds, workers={"a": 8})
 
     says = "the trainer waits 50 % of the time for episodes: add a rollout worker, or raise --max-staleness"
     assert advice([step(0, 99.0), step(1, 6), step(2, 4)]) == says
     assert advice([step(0, 99.0), step(1, 3), step(2, 0.9)]) == ""  # 19.5 %
-    assert advice([step(0, 99.0)]) == advice([]) == advice([step(0, 6, 0), step(1, 6, 0)]) == ""
-    assert advice([*(step(number, 8) for number in range(30)), *(step(number, 1) for number in range(30, 50))]) == ""
+    assert advice([step(0, 99.0)]) == advice([]) == ""

@@ -4,7 +4,6 @@ import json
 import math
 import shutil
 from collections import deque
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
@@ -21,8 +20,8 @@ from forage.evaluation import baselines
 from forage.evaluation.measures import COSTS
 from forage.evaluation.options import EvaluationOptions
 from forage.evaluation.outcomes import OutcomeLog
-from forage.evaluation.report import SystemScores, columns, pairs_of, say_missing, summary
-from forage.evaluation.setting import agree_on, choose, recorded
+from forage.evaluation.report import SystemScores, pairs_of, say_missing, summary
+from forage.evaluation.setting import choose
 from forage.extras.gateway import own_agent
 from forage.extras.testtime.best_of import BestOf
 from forage.extras.testtime.preference import FEATURES
@@ -101,8 +100,6 @@ def test_two_policies_in_one_table(tiny, tmp_path, capsys):
     assert first["metrics"]["mrr"] == {"mean": 1, "low": 1, "high": 1}
     assert second["over_reference"]["mrr"] == {"mean": -1, "low": -1, "high": -1}
     assert (first["metrics"]["searches"]["mean"], second["metrics"]["searches"]["mean"]) == (1, 0)
-    rows = [json.loads(line) for line in (tmp_path / "per_question.jsonl").read_text().splitlines()]
-    assert [row["systems"]["warm/plain_rag"]["mrr"] for row in rows] == [1] * 6
     for policy in ("warm", "plain"):
         for system in systems:
             episodes = stored(tmp_path, system, policy)
@@ -112,13 +109,9 @@ def test_two_policies_in_one_table(tiny, tmp_path, capsys):
     before_after, plain_rag, *_ = page.split("## ")[1:]
     assert before_after.startswith("plain/single beside warm/single, paired")
     assert plain_rag.startswith("plain/single beside plain/plain_rag, paired")
-    for part, told in zip((before_after, plain_rag), whole["verdicts"], strict=True):
-        assert part.rstrip().endswith(told)
     said = capsys.readouterr().out
     assert said.count("engine: this process, as no vLLM server answers at ") == 1  # for both policies
     assert all(verdict in said for verdict in whole["verdicts"])
-    assert "| warm/no_retrieval | -1.000 (-1.000 to -1.000) * |" in page
-    assert "api_key" not in (tmp_path / "eval.json").read_text()
 
 
 def test_systems_policies_and_questions_are_added_without_playing_again(tiny, tmp_path, monkeypatch):
@@ -221,23 +214,6 @@ def test_another_template_or_type_is_not_mixed(tiny, tmp_path):
     refuses("another template tiny", replace(options, eval_questions=2))
 
 
-def test_processes_that_begin_at_once_agree_and_lose_nothing(tmp_path):
-    """Threads stand in for them."""
-    with ThreadPoolExecutor(8) as threads:
-        list(threads.map(lambda n: agree_on(tmp_path, {f"system {n}": "beef"}), range(64)))
-        told = threads.map(lambda n: refused(tmp_path, {"data": f"{n}"}), range(8))
-    assert sorted(told) == [False] + [True] * 7
-    assert recorded(tmp_path).keys() == {*(f"system {n}" for n in range(64)), "data"}
-
-
-def refused(folder, now):
-    try:
-        agree_on(folder, now)
-    except UserError:
-        return True
-    return False
-
-
 def test_the_adapter_is_the_one_that_was_played_first(tiny, tmp_path):
     run = tmp_path / "run"
     shutil.copytree(tiny / "policy", run)
@@ -337,14 +313,6 @@ def test_what_is_compared_first(names):
     beside = policies[0] == "new"  # else the warm start is the first of --policy
     options = EvaluationOptions(policy=policies[:1] if beside else policies, beside=policies[1:] if beside else ())
     assert [f"{one.name} {other.name}" for one, other in pairs_of(systems, options)] == PAIRS[names]
-
-
-def test_equal_columns_are_shown_once():
-    cost, half = {name: np.ones(2) for name in COSTS}, np.array([0.0, 1])
-    arrays = {"mrr": half, "mrr@3": half, "mrr@10": half, "recall@3": half, "recall@10": np.ones(2)}
-    scores = [arrays | cost, arrays | cost | {"mrr@10": np.ones(2)}]
-    rows = summary([SystemScores("a", f"{n}", "base", each) for n, each in enumerate(scores)])
-    assert list(columns(rows).values()) == ["mrr, mrr@3", "mrr@10", "recall@3", "recall@10"]
 
 
 def test_means_are_over_the_questions_that_all_systems_have(capsys):

@@ -84,12 +84,10 @@ def test_a_model_writes_the_questions(files, tmp_path):
             return "I would rather not."
         if "1802" in prompt:
             return 400, {"error": {"message": "too long"}}
-        if "1803" in prompt:
-            return json.dumps({"question": "What burns in paradise?", "answer": "Nobody knows what burns in paradise"})
         return good_reply(prompt)
 
     with chat_server(reply) as chat:
-        said = prepare(files, tmp_path, *by_model(chat, "--min-questions", "5")).stdout
+        prepare(files, tmp_path, *by_model(chat, "--min-questions", "5"))
         passages = len(DocumentStore.open(tmp_path / "store").chunks)
         assert len(chat.asked) == len(set(chat.asked)) == passages
         kept = questions(tmp_path)
@@ -99,8 +97,6 @@ def test_a_model_writes_the_questions(files, tmp_path):
         reasons = {row["reason"]: row for row in lost}
         assert reasons["no question and answer in the model's reply"]["answer"] == "I would rather not."
         assert reasons["the model refused the passage"]["answer"] == "status 400: too long"
-        assert reasons["the answer is not in the passage"]["question"] == "What burns in paradise?"
-        assert "the model refused the" in " ".join(said.split())
         before = (tmp_path / "train.jsonl").read_bytes()
         refused = sum(row["reason"] == "the model refused the passage" for row in lost)
         prepare(files, tmp_path, *by_model(chat, "--min-questions", "5"))

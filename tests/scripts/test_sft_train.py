@@ -8,36 +8,31 @@ from dataclasses import replace
 import pytest
 import torch
 
-from create_lora_model import Options as ModelOptions
-from create_lora_model import main as create_model
 from forage.agent.episode import read_episodes, write_episodes
 from forage.agent.protocol import RESPONSE
 from forage.data.records import Document, Question, read_questions
 from forage.errors import UserError
-from forage.files import write_jsonl
 from forage.policy.adapters import newest_adapter, weights_digest
 from forage.policy.checkpoint import checkpoints
-from forage.policy.manifest import AdapterOptions
 from forage.policy.packing import Budget, pack
 from forage.sft import training
 from forage.sft.options import SFTOptions
 from forage.sft.teacher import (
     choose_queries,
     guess_of,
+    name_queries,
+    phrases_of,
     queries_of,
-    random_query,
     short_answer,
     title_query,
 )  # fmt: skip
 from forage.sft.training import Row, best_row, height, loss_of, out_of_patience, split
-from forage.store.document_store import DocumentStore
-from forage.store.options import StoreOptions
 from forage.text import body_of
 from sft_train import main
 from tests.factories import EPISODE as EXAMPLE
+from tests.tiny import make_ground, make_policy
 from tests.tiny_training import tiny_sft
 
-SMALL_ADAPTER = AdapterOptions(r=4, alpha=8)
 GOUT = Question(
     "g", "What are the symptoms of gout?", "It hurts. The toe is red and hot, mostly at night.", "symptoms", "Gout",
     ("d",), ("d#1",),
@@ -76,12 +71,14 @@ def test_a_plan_by_hand():
 def test_what_a_blind_teacher_searches_for_by_hand():
     behind = replace(GOUT, question="crystals kidney: What causes this?")
     assert title_query(behind, [Document("d", "Gout", "It hurts.")]) == "Gout What causes this?"
-    long = "one two three four five six seven eight nine"
-    queries = [random_query(behind, f"[1] Gout: It hurts, {long}", random.Random(seed)) for seed in range(200)]
-    phrases = {"crystals kidney", "Gout", "It hurts", long.removesuffix(" nine")}
-    drawn = phrases | {f"{first} {second}" for first in phrases for second in phrases - {first}}
-    assert set(queries) == {f"{each} What causes this?" for each in drawn}
-    assert random_query(GOUT, "", random.Random(1)) == GOUT.question
+    shown = "Crystals of the kidney, as in a very long enumeration of mild gout: rest - ice (Kidney)"
+    phrases = ["Crystals", "very long enumeration", "mild gout"]  # of six letters at least
+    assert phrases_of(shown) == [*phrases[:1], "kidney", *phrases[1:], "Kidney"]
+    assert phrases_of("one two three four five six") == ["one two three four", "three four five six"]
+    queries = [name_queries(behind, shown, 2, random.Random(seed)) for seed in range(50)]
+    assert {query for two in queries for query in two} == {f"What causes this? {each}" for each in phrases[1:]}
+    assert all(len(set(two)) == 2 for two in queries)
+    assert name_queries(behind, "in the kidney", 2, random.Random(0)) == []
 
 
 def test_the_rate_rises_and_falls():
@@ -107,13 +104,8 @@ def test_patience_by_hand():
 def test_the_loss_is_the_mean_over_the_policys_tokens_whatever_the_micro_batches():
     from tests.factories import Sequence, plain_logprobs, tiny_model
 
-    class Demo(Sequence):
-        @property
-        def sampled(self):
-            return sum(self.mask)
-
     model = tiny_model()
-    demos = [Demo((3, 4, 5, 6, 7), (0, 0, 1, 1, 1)), Demo((9, 8, 7), (0, 1, 0)), Demo((3, 4), (0, 1))]
+    demos = [Sequence((3, 4, 5, 6, 7), (0, 0, 1, 1, 1)), Sequence((9, 8, 7), (0, 1, 0)), Sequence((3, 4), (0, 1))]
     expected = -sum(plain_logprobs(model, b).sum() for b in pack(demos, 100)) / 5
     for budget in (3, 8, 100):
         model.zero_grad()
@@ -125,28 +117,13 @@ def test_the_loss_is_the_mean_over_the_policys_tokens_whatever_the_micro_batches
         torch.testing.assert_close(gradient, first, atol=1e-6, rtol=1e-4)
 
 
-def make_ground(folder, base_model, embedder):
-    """A small library with questions, and a policy of the model."""
-    topics = ["gout", "asthma", "anemia", "migraine", "eczema", "measles", "scabies", "angina"]
-    documents = [Document(t, t.title(), f"{t.title()} is a disease. It is treated with rest.") for t in topics]
-    questions = []
-    store = DocumentStore.build(folder / "store", documents, StoreOptions(embedder))
-    for topic in topics:
-        chunk = next(chunk.id for chunk in store.chunks if chunk.doc_id == topic)
-        questions.append(
-            Question(
-                topic, f"What is {topic}?", f"{topic.title()} is a disease.", "information", topic, (topic,), (chunk,)
-            )
-        )
-    write_jsonl(folder / "train.jsonl", questions[:6])
-    write_jsonl(folder / "eval.jsonl", questions[6:])
-    create_model(ModelOptions(base_model, folder / "policy", quantize=False, adapter=SMALL_ADAPTER))
-    return folder
-
-
 @pytest.fixture(scope="module")
 def ground(tiny_base, tmp_path_factory):
-    return make_ground(tmp_path_factory.mktemp("ground"), str(tiny_base), "none")
+    """A small library with questions, and a policy."""
+    folder = tmp_path_factory.mktemp("ground")
+    make_ground(folder)
+    make_policy(folder / "policy", tiny_base)
+    return folder
 
 
 def options(ground, output, **more):
@@ -200,19 +177,31 @@ def test_memory_that_runs_out_halves_the_micro_batches_and_leaves_the_step_as_it
     short("never", token_budget=small // 2)  # the same folder, with other micro-batches
 
 
-@pytest.mark.parametrize(("blind", "twice"), [("words", {1, 2}), ("title", {2})])
-def test_a_blind_teacher_says_only_what_it_has_seen(ground, tmp_path, blind, twice):
+@pytest.mark.parametrize("blind", ["names", "title"])
+def test_a_blind_teacher_says_only_what_it_has_seen(ground, tmp_path, blind):
     given = {"blind": blind, "max_turns": 3, "max_turn_tokens": 96, "answer_tokens": 12, "max_steps": 1}
-    main(options(ground, tmp_path / "warm", **given))
+    main(options(ground, tmp_path / "warm", **given, phrases=2))
     episodes = list(read_episodes(tmp_path / "warm" / "demonstrations.jsonl"))
     asked = {question.id: question.question for question in read_questions(ground / "train.jsonl")}
     assert [episode.searches[0].query for episode in episodes] == [asked[episode.question_id] for episode in episodes]
-    assert {len(episode.searches) for episode in episodes} == twice
+    assert {episode.id.rpartition("/")[2] for episode in episodes} == ({"0", "1"} if blind == "names" else {"0"})
     for episode in episodes:
+        first, second = episode.searches
         shown = RESPONSE.findall(episode.transcript)
-        for search in episode.searches[1:]:
-            assert all(word in f"{shown[0]} {asked[episode.question_id]}" for word in search.query.split())
+        assert all(word in f"{shown[0]} {first.query}" for word in second.query.split())
         assert episode.answer in shown[-1]
+
+
+def test_a_first_search_is_written_for_the_policy_and_not_learnt(ground, tmp_path):
+    given = {"blind": "names", "search_first": True, "force_search": True, "max_turns": 2, "max_steps": 1}
+    main(options(ground, tmp_path / "warm", **given))
+    asked = {question.id: question.question for question in read_questions(ground / "train.jsonl")}
+    for episode in read_episodes(tmp_path / "warm" / "demonstrations.jsonl"):
+        first, second = episode.turns
+        assert (episode.stop, episode.searches[0].query) == ("search", asked[episode.question_id])
+        assert not any(episode.mask[first.start : first.end])
+        learnt = sum(episode.mask[second.start : second.end])
+        assert 0 < learnt < second.end - second.start  # the call's beginning is written too
 
 
 def test_a_run_ends_with_a_policy(ground, trained, tiny_base):

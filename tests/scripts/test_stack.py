@@ -94,8 +94,6 @@ def test_what_nothing_reads_is_refused_and_what_is_set_stays(tmp_path, cards):
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr == f"error: {env_file}: nothing reads BATCHSIZE; is it BATCH_SIZE?\n"
     assert not (tmp_path / "shared").exists()
-    env_file.write_text("BATCH_SIZE 4\n")
-    assert "nothing reads BATCH_SIZE 4; is it BATCH_SIZE?" in stack("show", env_file).stderr
     env_file.write_text("VLLM_GPU_MEMORY=0.5\nTRAIN_ARGS=--token-budget 7\nCARD=24\n")
     done = stack("show", env_file, **cards(mib=81559))
     assert "vLLM has 0.5 of GPU 0 and serves nf4" in done.stderr
@@ -170,8 +168,6 @@ def prepared(tmp_path, cards):
 def test_one_card_is_shared_and_the_trainer_waits_for_the_server(tmp_path, prepared):
     settings, done = prepared(1)
     assert "GPUs: " in done.stderr
-    assert done.stdout.count("gpus=0 order=PCI_BUS_ID") == 4
-    assert done.stdout.strip().endswith("--serve nf4")
     vllm = stack("vllm", tmp_path / "none", **settings).stdout
     assert "--gpu-memory-utilization 0.49 --max-num-seqs 64 --enable-lora" in vllm
     assert "gpus=0 order=PCI_BUS_ID -m vllm.entrypoints" in vllm

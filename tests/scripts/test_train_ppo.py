@@ -8,7 +8,6 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from forage.errors import UserError
-from forage.extras.rewriter.options import Options
 from forage.extras.rewriter.rewards import CustomRewardModel
 from tests.tiny_rewriter import make_tiny, metrics, run, tiny_args, tiny_lm
 
@@ -24,12 +23,9 @@ def tiny(tmp_path_factory):
 def test_a_run_prints_saves_and_measures(tiny, tmp_path, capsys, backend):
     run(tiny_args(tiny, tmp_path, "--backend", backend, "--max-steps", "2", "--report-to", "none"))
     printed = capsys.readouterr().out
-    assert printed.index("nothing to learn: ") < printed.index("Episode 1: Reward = ")
-    assert printed.index("Episode 8: ") < printed.index("trained minus raw query is ")
+    assert "trained minus raw query is " in printed
     rows = metrics(tmp_path)
-    wanted = {"objective/rlhf_reward", "val/ratio", "policy/entropy", "loss/policy_avg", "loss/value_avg",
-              "objective/kl", "lr", "episode", "grad_norm"}  # fmt: skip
-    assert all(wanted <= row.keys() for row in rows)
+    assert all({"objective/rlhf_reward", "loss/policy_avg", "objective/kl"} <= row.keys() for row in rows)
     assert [row["episode"] for row in rows] == [4, 8]
     ways = [json.loads(line) for line in (tmp_path / "evaluation.jsonl").read_text().splitlines()]
     assert [(way["way"], len(way["searched"])) for way in ways] == [("raw query", 4), ("untrained", 4), ("trained", 4)]
@@ -106,15 +102,3 @@ def test_a_users_reward_on_a_model_without_a_template(tmp_path, capsys):
     assert any(reward > 1 for reward in rewards)
     assert "trained minus untrained is " in capsys.readouterr().out
     AutoModelForCausalLM.from_pretrained(tmp_path / "run" / "model")
-
-
-def test_a_folder_with_other_files_is_not_replaced(tmp_path):
-    (tmp_path / "mine").mkdir()
-    Options(output_dir=tmp_path / "mine", run_dir=tmp_path / "run").check()  # empty
-    (tmp_path / "mine" / "notes").touch()
-    for folder in (tmp_path / "mine", tmp_path):
-        with pytest.raises(UserError, match=r"was not made by this script"):
-            Options(output_dir=folder, run_dir=tmp_path / "run").check()
-    for run_dir in (tmp_path / "new", tmp_path / "new" / "run"):
-        with pytest.raises(UserError, match="would replace --run-dir"):
-            Options(output_dir=tmp_path / "new", run_dir=run_dir).check()

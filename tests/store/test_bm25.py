@@ -39,12 +39,6 @@ def test_ids_and_scores_equal_okapi_on_the_sample_data():
         np.testing.assert_allclose(found.scores, expected[found.ids], rtol=0, atol=1e-9)
 
 
-def test_texts_without_any_of_the_words_are_no_hits():
-    index = BM25.build([["gout"], ["flu"], ["toe"]])
-    assert index.rank(["gout", "unknown"], 10).ids.tolist() == [0]
-    assert index.rank([], 10).ids.tolist() == []
-
-
 def test_saved_and_loaded_scores_are_the_same(tmp_path):
     index = BM25.build([["gout", "toe"], ["flu", "é"], []])
     index.save(tmp_path / "bm25.npz")
@@ -54,10 +48,6 @@ def test_saved_and_loaded_scores_are_the_same(tmp_path):
     (tmp_path / "bm25.npz").write_bytes(b"torn")
     with pytest.raises(UserError, match="damaged"):
         BM25.load(tmp_path / "bm25.npz")
-
-
-def test_words():
-    assert Tokenizer()("What are the Causes of Crohn's disease?") == ["caus", "crohn", "s", "diseas"]
 
 
 def test_a_store_that_scores_by_rank_bm25_finds_the_same(tmp_path):
@@ -83,15 +73,6 @@ def test_of_one_or_two_texts_a_word_finds_those_that_have_it():
 def found(index, words):
     ranking = index.rank(words, 3)
     return list(zip(ranking.ids.tolist(), ranking.scores.tolist(), strict=True))
-
-
-@pytest.mark.parametrize("bm25", ["own", "rank_bm25"])
-def test_a_store_of_two_chunks_finds_words_and_one_without_words_nothing(tmp_path, bm25):
-    texts = ["Crystals hurt the toe.", "Fever and a cough."]
-    store = DocumentStore.build(tmp_path / "store", texts, StoreOptions("none", bm25=bm25))
-    assert [hit.text for hit in store.search("a cough", 2, "sparse")] == [texts[1]]
-    silent = DocumentStore.build(tmp_path / "silent", ["This is it."], StoreOptions("none", bm25=bm25))
-    assert silent.search("is it gout?", 2, "sparse") == []
 
 
 # Titles against a query's words

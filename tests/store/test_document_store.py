@@ -68,12 +68,6 @@ def test_equal_queries_are_embedded_once_and_blank_ones_find_nothing(store, monk
     assert store.search([], 3) == []
 
 
-def test_another_model_under_the_same_name_embeds_everything_anew(tmp_path):
-    DocumentStore.build(tmp_path / "store", DOCUMENTS, OPTIONS)
-    edit_manifest(tmp_path / "store", probe=[1.0] + [0.0] * 383)
-    assert DocumentStore.build(tmp_path / "store", DOCUMENTS, OPTIONS).embedded == 4
-
-
 def test_a_build_that_ended_goes_on_where_it_stopped(tmp_path, monkeypatch):
     documents = [Document(f"d{i}", f"Topic {i}", f"Text number {i} about topic {i}.") for i in range(10)]
     encode, groups = Embedder.encode_passages, []
@@ -148,3 +142,9 @@ def test_build_refuses_bad_input_in_one_line(tmp_path, documents, options, says)
 def test_a_mode_that_is_none_is_told(store):
     with pytest.raises(UserError, match="semantic"):
         store.search("gout", mode="semantic")
+
+
+def test_another_model_under_the_same_name_embeds_everything_anew(tmp_path):
+    DocumentStore.build(tmp_path / "store", DOCUMENTS, OPTIONS)
+    edit_manifest(tmp_path / "store", probe=[1.0] + [0.0] * 383)
+    assert DocumentStore.build(tmp_path / "store", DOCUMENTS, OPTIONS).embedded == 4

@@ -4,8 +4,6 @@ Every server here is a real one, on loopback.
 """
 
 import json
-import time
-from threading import Event, Thread
 
 import numpy as np
 import pytest
@@ -190,22 +188,6 @@ def test_a_busy_server_is_asked_again_with_pauses(capsys):
         assert RemoteStore(url).search(["toe"], 1)[0][0].chunk_id == "a"
     assert len(asked) == 5
     assert capsys.readouterr().out == f"waiting for {url} (status 429: later)\n"
-
-
-def test_a_server_that_is_away_is_waited_for():
-    """Its address is that of before."""
-    reply, answered = replying({"id": "a", "contents": "t\nb"}), Event()
-    with foreign(reply) as url:
-        remote = RemoteStore(url, patience=60)
-
-    def returns():
-        time.sleep(0.5)
-        with foreign(reply, port=int(url.rpartition(":")[2])):
-            answered.wait(60)
-
-    Thread(target=returns, daemon=True).start()
-    assert remote.search(["toe"], 1)[0][0].chunk_id == "a"
-    answered.set()
 
 
 def test_a_password_in_the_address_is_not_told():

@@ -43,7 +43,7 @@ def talk(options: ChatOptions) -> None:
     The event loop runs only while a question is played, so that Ctrl-C at the prompt is a plain one.
     """
     console = Console(highlight=False)
-    named = options.data or data_of(Path(options.policy))  # what a run learns from, if that is on this machine
+    named = options.data or data_of(Path(options.policy))  # what it learnt from, if that is on this machine
     store = open_address(options.address, named if named and (options.data or named.is_dir()) else Path("data"))
     with asyncio.Runner() as runner:
         stack = AsyncExitStack()

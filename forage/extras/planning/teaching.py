@@ -31,6 +31,7 @@ from forage.extras.planning.tool import PLAN, Library, about, read_library, writ
 from forage.policy.manifest import read_policy_manifest
 from forage.policy.policy import load_tokenizer
 from forage.sft.teacher import (
+    Scripts,
     TeacherOptions,
     causes_of,
     first_relevant,
@@ -86,7 +87,7 @@ async def teach(
     settings: AgentSettings, teacher: TeacherOptions, seed: int,
 ) -> tuple[list[Episode], Counter[str]]:  # fmt: skip
     """An episode with a plan for each question that a template finds the answer to; why others have none, counted."""
-    choose, scripts = random.Random(seed), {}
+    choose, scripts = random.Random(seed), Scripts()
     topics = {question.id: protocol.harmless(topic_of(question)) for question in questions}
     queries = {name: [about(query, topic) for query in library.values()] for name, topic in topics.items() if topic}
     with_topic = [question for question in questions if question.id in queries]
@@ -98,7 +99,7 @@ async def teach(
             name = choose.choice([name for name, rank in ranks.items() if rank == min(ranks.values())])
             topic = topics[question.id]
             act, sought = write_plan(topic, name), f"{name} of {topic}"
-            scripts[question] = write_turns(question, [act], [sought], [hits[name]], protocol, settings, teacher)
+            scripts[question, 0] = write_turns(question, [act], [sought], [hits[name]], protocol, settings, teacher)
     taught, broken = await recited(scripts, search_many, protocol, settings)
     return taught, broken + Counter({"no template finds what answers it": len(questions) - len(scripts)})
 

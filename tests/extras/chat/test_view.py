@@ -54,20 +54,6 @@ def test_a_search_with_its_hits_and_the_passages_that_hold_the_answers_words():
     ]  # fmt: skip
 
 
-def test_words_that_no_passage_has_are_told():
-    hits = [hit(1, "Resting helps."), hit(2, "An ice pack.", "")]
-    text = sent({"answer": "Rest, ICE, pills and [bold]pills."}, ("toe", hits))
-    assert "\nin no passage that was found: pills, bold\n" in text
-    assert "in no passage" not in sent({"answer": "Rest and ice packs."}, ("toe", hits))
-    assert "in no passage" not in sent({"answer": "Rest."})
-
-
-def test_lines_fit():
-    width = 40
-    text = sent({"answer": "crystal " * 100}, ("toe " * 60, [hit(1, "crystal " * 100)]), width=width)
-    assert max(map(len, text.splitlines())) <= width
-
-
 def test_passages_that_hold_half_of_the_answers_words_most_first():
     hits = [hit(1, "Only ice.", ""), hit(2, "Sleep.", ""), hit(3, "Resting, with ices.", ""), hit(4, "", "Rest")]
     found = passages_with("Rest and the ice.", hits)

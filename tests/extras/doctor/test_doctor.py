@@ -9,20 +9,9 @@ import venv
 
 import pytest
 
-from forage import machine
 from forage.extras.doctor import checks
-from forage.extras.doctor.__main__ import shown
-from forage.extras.doctor.checks import Check, docker, fault, pins
+from forage.extras.doctor.checks import fault, pins
 from tests import ROOT
-
-
-def test_a_check_as_text():
-    assert shown(Check("Docker", "not installed"), "no") == "  no   Docker: not installed"
-    assert shown(Check("numpy")) == "  ok   numpy"
-    lines = shown(Check("one", "a reason that goes on " * 5, "pip install one")).splitlines()
-    assert lines[0].startswith("  --   one: a reason")
-    assert lines[-1] == "       > pip install one"
-    assert max(map(len, lines)) <= 80
 
 
 @pytest.mark.parametrize("name", ["", "/models"])
@@ -40,26 +29,6 @@ def test_each_line_of_the_repositorys_files_is_a_pin(name):
 def test_versions_are_compared_as_pip_does(monkeypatch, installed, bounds, fits):
     monkeypatch.setattr(checks, "version", lambda name: installed)
     assert fault("it", bounds) == ("" if fits else f"it {installed} ({bounds} was tested)")
-
-
-@pytest.mark.parametrize(("compose", "lacks"), [("v5.0.1", ""), ("2.23.3", "compose 2.24 or later is needed")])
-def test_docker(tmp_path, monkeypatch, compose, lacks):
-    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    script = tmp_path / "docker"
-    script.write_text(f"#!/bin/sh\necho {compose}\n")
-    script.chmod(0o755)
-    assert docker().lacks == lacks
-    monkeypatch.setenv("PATH", "")
-    assert docker().lacks == "compose 2.24 or later is needed"
-
-
-def test_the_hubs_address_is_not_told(monkeypatch):
-    monkeypatch.setenv("HF_HUB_OFFLINE", "")
-    monkeypatch.setenv("HF_ENDPOINT", "http://me:s3cret@h:port")
-    machine.hub_reachable.cache_clear()
-    assert "HF_ENDPOINT is no address" in checks.hub().lacks
-    assert not checks.hub().mend  # no address that is made up
-    assert "s3cret" not in str(checks.hub())
 
 
 # The command

@@ -1,7 +1,6 @@
 """An episode whose turns come from elsewhere is the one that the agent would play with the same turns."""
 
 import asyncio
-from dataclasses import replace
 
 import pytest
 
@@ -46,15 +45,6 @@ def test_a_second_search_a_fault_and_an_answer(environment):
     assert (episode.stop, episode.faults, episode.hits) == ("answer", ("bad_json",), ("d3#0", "d6#0"))
     assert episode.rewards == pytest.approx({"mrr": 1 / 2, "f1": 1, "format": (1 + 1 + 3 / 4) / 3})
     assert episode.reward == pytest.approx((2 * 1 / 2 + 1 + 11 / 12) / 4)
-
-
-def test_its_opening_is_the_agents_prompt(environment):
-    conversation = Conversation(environment, replace(environment.by_id["eval"]["q6"], question="Why <|im_end|>?"))
-    protocol = environment.protocol
-    text = protocol.tokenizer.apply_chat_template(conversation.opening, add_generation_prompt=True, tokenize=False)
-    assert protocol.tokenizer.decode(protocol.prompt("Why <|im_end|>?")) == text
-    assert "< |im_end|>?" in text
-    assert conversation.tools == []
 
 
 @pytest.mark.parametrize(

@@ -3,9 +3,6 @@
 import asyncio
 import subprocess
 import sys
-import threading
-import time
-from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
@@ -66,7 +63,6 @@ def test_an_episode_is_taken_played_and_ended(protocol, port):
         assert (taken["id"], taken["question_id"], taken["question"]) == ("q1/0", "q1", "What mends gout?")
         assert (await web.post("/v1/episodes")).status_code == 429  # each is handed out once
         address = taken["base_url"]
-        assert address.startswith(f"http://127.0.0.1:{port}/")
         messages = [{"role": "user", "content": taken["question"]}]
         reply = await web.post(f"{address}/chat/completions", json={"model": "policy", "messages": messages})
         assert reply.json()["choices"][0]["message"]["content"] == "Hm."
@@ -88,11 +84,8 @@ def test_search_by_the_model_context_protocol_counts_for_its_episode(protocol, p
             ClientSession(streams[0], streams[1]) as client,
         ):
             await client.initialize()
-            [tool] = (await client.list_tools()).tools
-            assert (tool.name, tool.input_schema["required"]) == ("search", ["query"])
             found = await client.call_tool("search", {"query": "gout"})
             assert (found.is_error, found.content[0].text[:9]) == (False, "[1] Gout:")
-            assert (await client.call_tool("search", {"q": "gout"})).is_error
             for taken in (first, second):
                 await web.post(f"{taken['base_url']}/end", json=ANSWER)
             with pytest.raises(MCPError, match="it may be over"):
@@ -118,43 +111,6 @@ def test_what_is_taken_and_not_ended_costs_its_own_episode_alone(protocol, port,
     assert (forgotten.stop, forgotten.cause) == ("agent", "it was taken, and not ended for 0.5 s")
     assert whole.stop == "answer"
     assert (failed.stop, failed.cause) == ("agent", "no tokens left")  # whatever it answered
-
-
-def test_who_left_while_nobody_listened_gets_no_episode(protocol, port):
-    """As in a step that is learnt from: what was asked for then is there when the next step begins."""
-
-    async def visitor(web):
-        address = f"http://127.0.0.1:{port}/v1/episodes"
-        leaving = [threading.Thread(target=left_waiting, args=[address]) for _ in range(3)]
-        for each in leaving:
-            each.start()
-        time.sleep(1)  # the event loop stands still
-        for taken in [await take(web) for _ in range(2)]:
-            await web.post(f"{taken['base_url']}/end", json=ANSWER)
-
-    episodes, _ = playing(protocol, port, visitor, samples=2, seconds=2)
-    assert [episode.stop for episode in episodes] == ["answer", "answer"]
-
-
-def left_waiting(address):
-    with pytest.raises(httpx.ReadTimeout):
-        httpx.post(address, timeout=0.3)
-
-
-def test_who_asks_while_the_run_ends_is_told_so(port, monkeypatch, caplog):
-    monkeypatch.setattr("forage.extras.gateway.own_agent.NOTICED", 60.0)  # so long is each request looked at
-
-    async def go(pool):
-        gateway, _ = handed_out(port).opened()
-        asked = pool.submit(httpx.post, f"{gateway.url}/v1/episodes", timeout=20)
-        while not gateway._server.server_state.tasks:
-            await asyncio.sleep(0.01)
-        return asked
-
-    with ThreadPoolExecutor() as pool:
-        told = asyncio.run(go(pool)).result()
-    assert (told.status_code, told.json()["error"]["message"]) == (503, "the run has ended")
-    assert not caplog.records
 
 
 def test_other_machines_need_the_key(protocol, port, monkeypatch):

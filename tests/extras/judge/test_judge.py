@@ -58,7 +58,6 @@ def test_beyond_the_bound_a_question_has_no_reward(tmp_path, capsys):
         asked = [question for question in questions for _ in range(2)]
         assert judge(episodes, asked) == [0.1, 0.2, None, None, None, None]
         assert judge(episodes[2:3], asked[2:3]) == [0.1]  # one more there was room for
-        assert judge(episodes, asked) == [0.1, 0.2, None, None, None, None]  # what is known stays
         assert judge([replace(episodes[4], answer="")], asked[4:5]) == [0.0]  # costs nothing
         assert len(chat.asked) == 3
         assert "max_judged is 3: questions with new answers do not" in capsys.readouterr().out

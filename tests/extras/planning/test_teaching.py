@@ -61,9 +61,3 @@ def test_the_teacher_plays_the_plan_that_finds_the_answer(taught):
     assert taught({"gout signs": ("wrong",)}) == []
     [[thinking, _]] = taught(finds, thought_words=24)
     assert thinking == f"The question asks about symptoms, gout. I search for: signs of gout\n{plan}"
-
-
-def test_the_teacher_plays_a_plan_that_ranks_the_answer_highest(taught):
-    finds = {"gout signs": ("wrong", "right"), "cure of gout": ("wrong", "other", "right"), "gout rest": ("x", "right")}
-    seen = {turns[0] for seed in range(20) for turns in taught(finds, seed)}
-    assert seen == {write_plan("gout", "signs"), write_plan("gout", "rest")}

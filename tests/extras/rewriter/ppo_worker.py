@@ -1,5 +1,5 @@
 """What each process of test_processes.py runs: TRL's updates. Arguments: the folder to save the trained weights in, one
-file a process; the rewrites per update of all; 1 if each process has rows of its own, 0 if all have the same."""
+file a process; the rewrites per update of all."""
 
 import sys
 from pathlib import Path
@@ -15,7 +15,7 @@ from forage.processes import join_processes, leave_processes, rank, world
 from tests.tiny_rewriter import batches_of, tiny_actors, tiny_rows
 
 if __name__ == "__main__":
-    folder, size, apart = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+    folder, size = Path(sys.argv[1]), int(sys.argv[2])
     if world() > 1:
         join_processes()
     actors, tokenizer = tiny_actors(ActorOptions(value="separate"))
@@ -24,7 +24,7 @@ if __name__ == "__main__":
         lambda rows, responses: [sum(token % 2 for token in tokens) / len(tokens) for tokens in responses],
         lambda figures: None,
     )  # fmt: skip
-    batches = batches_of(tiny_rows(), actors.policy.pad_id, size // world(), first=apart * rank())
+    batches = batches_of(tiny_rows(), actors.policy.pad_id, size // world())
     train_trl(training, batches, 2, padded_tokenizer=with_padding(tokenizer), run_dir=folder)
     save_file({name: weight.contiguous() for name, weight in trained_tensors(actors).items()},
               folder / f"{world()}-{rank()}.safetensors")  # fmt: skip

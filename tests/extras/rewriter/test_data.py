@@ -65,14 +65,6 @@ def tiny(tmp_path_factory):
     return folder
 
 
-def test_words_find_documents_once(tiny, tokenizer):
-    options = Options(data=tiny / "data", k=3)
-    found = read_data(options, tokenizer).search(["remedy4 disease", "What mends disease 7?"])
-    assert [len(set(ids)) for ids in found] == [3, 3]
-    assert (found[0][0], found[1][0]) == ("d4", "d7")
-    assert read_data(options, tokenizer).search(["remedy4 disease"]) == [found[0]]  # opens the same store
-
-
 def test_an_existing_store_is_searched_by_its_chunks(tiny, tmp_path, tokenizer):
     options = Options(data=tiny / "data", store=str(tmp_path / "store"), k=2)
     texts = read_data(Options(data=tiny / "data"), tokenizer).texts

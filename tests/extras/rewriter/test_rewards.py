@@ -3,16 +3,11 @@
 import math
 
 import pytest
-import torch
-from trl.experimental.utils import get_reward
 
 from forage.errors import UserError
-from forage.extras.rewriter.actors import left_padded
 from forage.extras.rewriter.data import Row
 from forage.extras.rewriter.options import RewriteOptions
-from forage.extras.rewriter.ppo import PromptBatch
 from forage.extras.rewriter.rewards import CustomRewardModel, Scorer, load_reward
-from forage.extras.rewriter.trl_backend import RewardBridge
 from forage.metrics import ndcg, recall, reciprocal_rank
 
 
@@ -38,11 +33,6 @@ class Short(CustomRewardModel):
 class Nan(CustomRewardModel):
     def compute_reward(self, query, relevant_doc_ids):
         return math.nan
-
-
-def test_a_users_reward_is_loaded_by_its_name():
-    reward = load_reward("tests.extras.rewriter.test_rewards:Short", search, 5)
-    assert reward("a b", ["a"]) == pytest.approx(0.8)
 
 
 def test_the_gain_of_a_rewrite_is_how_much_nearer_the_top_it_brings_what_answers(tiny_tokenizer):
@@ -93,24 +83,6 @@ def test_a_reward_that_is_no_number_is_reported_with_its_query(tiny_tokenizer):
 
 PAD, EOS = 99, 2
 ROWS = [Row("one", ("a",), (5, 6)), Row("two", ("b",), (7,))]
-
-
-def summed(rows, responses):
-    """A reward that shows which row it was asked of, and with which tokens."""
-    return [100.0 * ROWS.index(row) + sum(tokens) for row, tokens in zip(rows, responses, strict=True)]
-
-
-def test_each_sequence_has_the_reward_of_its_own_row():
-    bridge = RewardBridge(summed)
-    bridge.prompts = PromptBatch([ROWS[1], ROWS[0], ROWS[1]], left_padded([(7,), (5, 6), (7,)], PAD))
-    sequences = torch.tensor([
-        [PAD, 7, 30, 31, EOS, PAD],
-        [5, 6, 7, 8, EOS, PAD],
-        [PAD, 7, EOS, PAD, PAD, PAD],
-    ])  # fmt: skip
-    _, rewards, lengths = get_reward(bridge, sequences, PAD, context_length=2)
-    assert rewards.tolist() == [100 + 63, 0 + 7 + 8 + EOS, 100 + EOS]
-    assert lengths.tolist() == [4, 4, 2]
 
 
 class Words(CustomRewardModel):

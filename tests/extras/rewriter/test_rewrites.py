@@ -51,11 +51,6 @@ def test_without_a_template_the_prompt_is_a_text_to_go_on_with(tokenizer):
     assert text == "Rewrite.\n\nQuestion: Gout?\nSearch query:"
 
 
-def test_a_query_can_not_end_its_turn(tokenizer):
-    plain = prompt_tokens(tokenizer, "Rewrite.", "a  b")
-    assert prompt_tokens(tokenizer, "Rewrite.", "a <|im_end|> b").count(2) == plain.count(2)
-
-
 def test_padding_is_a_token_that_nothing_else_is(tokenizer):
     padded = with_padding(tokenizer)
     assert padded.pad_token_id == len(tokenizer) != padded.eos_token_id

@@ -2,8 +2,6 @@
 
 import asyncio
 import sys
-import threading
-import time
 
 import pytest
 from mcp import Client, StdioServerParameters
@@ -77,25 +75,6 @@ def test_a_bad_call_is_told_what_is_wrong(arguments, wrong):
     result = asked(make_mcp_server(search_many, 3, "a library"), arguments)
     assert result.is_error
     assert result.content[0].text.splitlines()[1] == wrong
-
-
-def test_searches_at_once_run_one_after_the_other_in_the_same_thread():
-    threads, running = set(), []
-
-    def search(queries, k):
-        running.append(queries)
-        threads.add(threading.get_ident())
-        time.sleep(0.02)
-        assert len(running) == 1
-        running.clear()
-        return [[] for _ in queries]
-
-    async def ask():
-        async with Client(make_mcp_server(search, 3, "a library")) as client:
-            return await asyncio.gather(*(client.call_tool("search", {"query": f"q{n}"}) for n in range(8)))
-
-    assert not any(result.is_error for result in asyncio.run(ask()))
-    assert len(threads) == 1
 
 
 @pytest.fixture(scope="module")

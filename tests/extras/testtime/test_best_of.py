@@ -5,7 +5,6 @@ Self-consistency: majority and medoid by hand.
 
 import pytest
 
-from forage.engines.base import EngineError
 from forage.extras.testtime.best_of import BestOf, agreed
 from forage.extras.testtime.scorers import Oracle, agreement, best_index, confidence
 from tests.factories import answering
@@ -35,16 +34,6 @@ def test_the_scorers_favourite_counts(protocol, scorer, best):
     check_books(outcome, engine)
 
 
-def test_an_engine_error_ends_only_its_own_candidate(protocol):
-    def say(name, turn, text):
-        return EngineError("gone") if name == "2" and turn else turns(SAMPLES)(name, turn, text)
-
-    outcome, engine = run(BestOf(confidence, n=4), protocol, say)
-    assert [episode.stop for episode in outcome.tried] == ["answer", "answer", "engine", "answer"]
-    assert outcome.episode.id == "q1/3"
-    check_books(outcome, engine)
-
-
 @pytest.mark.parametrize(
     ("answers", "place"),
     [
@@ -59,11 +48,3 @@ def test_an_engine_error_ends_only_its_own_candidate(protocol):
 def test_which_answer_is_agreed_on(answers, place):
     episodes = answering(*answers)
     assert best_index(agreed(None, QUESTION, episodes), episodes) == place
-
-
-def test_the_agreed_answer_counts(protocol):
-    samples = {"0": ("a", "heat"), "1": ("b", "Rest"), "2": ("c", "rest."), "3": ("d", "the rest")}
-    outcome, engine = run(BestOf(agreed, n=4), protocol, turns(samples))
-    assert outcome.episode.id == "q1/1"
-    assert engine.most_at_once == 4
-    check_books(outcome, engine)

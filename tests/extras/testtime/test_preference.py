@@ -1,21 +1,12 @@
 """Scores by hand; weights that learn an order; the scorer that is read back."""
 
-import asyncio
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
-from forage.agent.agent import Agent, BatchedSearch
-from forage.data.records import Question
 from forage.errors import UserError
 from forage.extras.testtime.preference import CARD, FEATURES, OPEN, Pairs, Preference, fit, scores
-from forage.extras.testtime.scorers import scores_of
-from forage.extras.testtime.train_scorer import cut_after, right_share
+from forage.extras.testtime.train_scorer import right_share
 from forage.manifest import write_manifest
-from tests.factories import QUESTION
-from tests.rated_samples import samples_of
-from tests.scripted_engine import library
 from tests.word_embedder import WordEmbedder
 
 KNOWN = FEATURES.index("support")
@@ -52,9 +43,6 @@ def test_an_order_is_learnt_from_pairs_and_holds_for_other_rows():
 # The scorer
 
 
-ASKED = replace(QUESTION, relevant_chunk_ids=("g#0",))
-
-
 @pytest.fixture
 def folder(tmp_path):
     weights = {name: 1 / number for number, name in enumerate(FEATURES, 1)}
@@ -70,20 +58,3 @@ def test_a_scorer_is_read_back_whatever_its_embedder_is_called(folder):
     write_manifest(folder / CARD, {"head": "an older version's"})
     with pytest.raises(UserError, match="no scorer of this version"):
         Preference.load(folder, WordEmbedder())
-
-
-def test_it_scores_like_any_other_and_never_sees_the_reference(folder, tiny_protocol):
-    scorer, samples = Preference.load(folder, WordEmbedder()), samples_of(ASKED, tiny_protocol)
-    agent = Agent(None, tiny_protocol, BatchedSearch(library({}), in_line=True))
-
-    def scores(question, episodes):
-        return asyncio.run(scores_of(agent, scorer, question, episodes))
-
-    plain = scores(ASKED, samples)
-    assert all(0 < score < 1 for score in plain)
-    assert len(set(plain)) == 4
-    labelled = Question(ASKED.id, ASKED.question, "Thunder, lightning, umbrella.", "x", "y")
-    assert scores(labelled, samples) == plain
-    assert scores(ASKED, samples[::-1])[::-1] == pytest.approx(plain, abs=1e-6)
-    assert len(scores(ASKED, [cut_after(episode, 1) for episode in samples])) == 4
-    assert scores(ASKED, []) == []

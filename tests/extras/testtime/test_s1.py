@@ -2,7 +2,6 @@
 
 import pytest
 
-from forage.agent.options import AgentSettings
 from forage.agent.protocol import write_answer, write_call
 from forage.errors import UserError
 from forage.extras.testtime import s1
@@ -59,14 +58,6 @@ def test_at_the_budget_the_answer_is_opened(protocol):
     check_books(outcome, engine)
 
 
-def test_a_turn_that_searches_is_left_alone(protocol):
-    say = script(write_call("gout"), "Passage 1 says so." + write_answer("rest"), "x", "y")
-    free = BudgetForcing(min_thinking=2, max_thinking=60)
-    outcome, _ = run(free, protocol, say, FOUND, limits=AgentSettings(max_turn_tokens=160))
-    assert len(outcome.episode.searches) >= 1
-    assert said(outcome.episode, protocol)[1] == ""
-
-
 def test_a_thought_that_ends_too_early_goes_on_behind_wait_on_its_line(protocol, monkeypatch):
     """Five tokens go beyond the thought: the line break and four of the answer are cut."""
     monkeypatch.setattr(s1, "WAITS", 1)
@@ -81,15 +72,6 @@ def test_a_thought_that_ends_too_early_goes_on_behind_wait_on_its_line(protocol,
     assert outcome.extra_sampled == 5
     assert [request.max_tokens for request in engine.requests[1:]] == [thought + 5, 60 - thought]
     assert outcome.episode.well_formed
-    check_books(outcome, engine)
-
-
-def test_with_a_budget_of_nothing_the_answer_comes_first(protocol):
-    outcome, engine = run(BudgetForcing(0, 0), protocol, script("rest</answer>"), FOUND)
-    assert said(outcome.episode, protocol) == ("rest</answer><|im_end|>", "<answer>")
-    assert (outcome.episode.answer, outcome.episode.well_formed, outcome.extra_sampled) == ("rest", True, 0)
-    assert len(engine.requests) == 2
-    assert engine.requests[1].ids[-length(protocol, "<answer>") :] == tuple(protocol.turn_ids("<answer>")[:-1])
     check_books(outcome, engine)
 
 

@@ -1,7 +1,5 @@
 """S*: the candidate that fetched evidence speaks for, not the one that most gave or that came first."""
 
-import pytest
-
 from forage.agent.protocol import write_answer, write_call
 from forage.extras.testtime.s_star import SStar, clusters, lacking
 from tests.factories import answering
@@ -60,19 +58,3 @@ def test_the_parts_by_hand():
     ]  # fmt: skip
     assert lacking("rest, ice daily", ["rest and heat daily"]) == "ice"
     assert lacking("rest and heat daily", ["rest, ice daily"]) == "heat"
-
-
-@pytest.mark.parametrize("winner", ["ice", "rest", "heat"])
-def test_of_three_the_one_that_wins_its_pairs_counts(protocol, winner):
-    answers = ["heat", "ice", "rest"]
-
-    def say(name, turn, text):
-        if name.startswith("pair"):
-            return "tell"
-        return write_call("gout") if turn == 0 else write_answer(f"by {answers[int(name)]}")
-
-    found = {"gout": PASSAGES["gout"], "tell": {"b#0": f"{winner} mends it."}}
-    outcome, engine = run(SStar(n=3), protocol, say, found)
-    assert outcome.episode.answer == f"by {winner}"
-    assert len([request for request in engine.requests if "pair" in request.episode]) == 3
-    check_books(outcome, engine, asides=3)

@@ -33,14 +33,3 @@ def test_the_last_revision_is_the_best(protocol):
     assert [episode.id for episode in outcome.tried] == [f"q1/{n}" for n in range(9)]
     assert engine.most_at_once == 3
     check_books(outcome, engine, asides=2)
-
-
-def test_revisions_that_are_worse_do_not_count(protocol):
-    worse = Oracle(lambda episodes, questions: [float(episode.answer == "rest") for episode in episodes])
-
-    def poor(name, turn, text):
-        return say(name, turn, text) if name in FIRST else write_call("gout") if turn == 0 else write_answer("heat")
-
-    outcome, _ = run(TPO(worse, n=3, rounds=1), protocol, poor)
-    assert outcome.episode.id == "q1/1"
-    assert len(outcome.tried) == 6

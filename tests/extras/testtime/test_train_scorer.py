@@ -12,49 +12,27 @@ import pytest
 
 from forage.agent.episode import Search, Turn, append_episodes, write_episodes
 from forage.agent.protocol import write_answer, write_call
-from forage.agent.rewards import get_mrr
-from forage.data.records import Question, read_questions
+from forage.data.records import read_questions
 from forage.errors import UserError
 from forage.extras.testtime import train_scorer
-from forage.extras.testtime.preference import OPEN, Pairs, Preference
+from forage.extras.testtime.preference import Preference
 from forage.extras.testtime.train_scorer import (
     Options,
     cut_after,
-    examples_of,
     main,
     pairs_of,
-    right_share,
     siblings_of,
-    split,
 )
 from tests.factories import EPISODE
 from tests.rated_samples import samples_of
 from tests.scripted_engine import run
 from tests.word_embedder import WordEmbedder
 
-QUESTIONS = [
-    Question(f"q{n}", f"What mends disease {n}?", f"Remedy {n}.", relevant_chunk_ids=(f"d{n}#0",)) for n in (0, 1)
-]
-
 
 def test_pairs_by_hand():
     better, worse, apart = pairs_of(np.array([0.9, 0.5, 0.47]), 4)
     assert list(zip(better.tolist(), worse.tolist(), strict=True)) == [(4, 5), (4, 6)]
     assert apart == pytest.approx([0.4, 0.43])
-
-
-def test_only_candidates_of_one_question_and_depth_are_compared(tiny_protocol):
-    """Sample 0 is right in all, 1 in nothing: a pair of finished ones and a pair of first turns for each question."""
-    played = {question: samples_of(question, tiny_protocol, 2) for question in QUESTIONS}
-    rows_NF, pairs = examples_of(played, WordEmbedder(), tiny_protocol, {"mrr": get_mrr})
-    assert len(rows_NF) == 2 * 4
-    assert list(zip(pairs.better_P.tolist(), pairs.worse_P.tolist(), strict=True)) == [(0, 1), (2, 3), (4, 5), (6, 7)]
-    assert rows_NF[:, OPEN].tolist() == [0, 0, 1, 1] * 2
-
-
-def test_accuracy_by_hand():
-    pairs = Pairs(np.array([0, 0, 1]), np.array([1, 2, 2]), np.ones(3))
-    assert right_share(np.array([0.9, 0.5, 0.5]), pairs) == pytest.approx(2.5 / 3)
 
 
 def episode(*turns, prompt=(9,), found=(8,)):
@@ -137,14 +115,6 @@ def test_it_learns_what_is_better_and_says_how_often_it_is_right(options, tiny_p
     before = {path.name: path.read_bytes() for path in options.out.iterdir()}
     main(options)  # the same again
     assert {path.name: path.read_bytes() for path in options.out.iterdir()} == before
-
-
-def test_which_questions_are_held_out_depends_on_the_seed_alone():
-    played = {Question(f"q{n}", "?", ""): [] for n in range(20)}
-    learnt, drawn = split(played, 0.2, 0)
-    assert (len(drawn), len(learnt)) == (4, 16)
-    assert split(dict(reversed(played.items())), 0.2, 0)[1].keys() == drawn.keys()
-    assert split(played, 0.2, 1)[1].keys() != drawn.keys()
 
 
 def test_held_out_questions_are_refused(options, tiny, tiny_protocol, tmp_path):

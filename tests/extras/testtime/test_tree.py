@@ -1,13 +1,11 @@
 """Tree search: it goes on from the turn that promises most, and pays for shared turns once."""
 
 import math
-from dataclasses import replace
 
 import pytest
 
 from forage.agent.agent import EpisodeBuilder
 from forage.agent.protocol import write_answer, write_call
-from forage.engines.base import EngineError
 from forage.extras.testtime.scorers import Oracle
 from forage.extras.testtime.tree import Node, TreeSearch
 from tests.scripted_engine import QUESTION, check_books, run
@@ -40,27 +38,6 @@ def test_it_goes_on_from_the_turn_that_promises_most(protocol):
     shared = len(protocol.turn_ids(write_call("good")))  # which is paid once
     assert (outcome.extra_sampled, outcome.extra_read) == (-shared, shared)
     assert (outcome.turns, outcome.searches) == (5, 2)  # of three episodes of two turns and a search each
-    check_books(outcome, engine)
-
-
-def test_rollouts_are_played_together(protocol):
-    outcome, engine = run(TreeSearch(SCORER, rollouts=6, width=3, concurrency=3), protocol, say, FOUND)
-    assert engine.most_at_once == 3
-    assert len(outcome.tried) == 6
-    check_books(outcome, engine)
-    again, _ = run(TreeSearch(SCORER, rollouts=6, width=3, concurrency=3), protocol, say, FOUND)
-    assert [replace(e, seconds={}) for e in again.tried] == [replace(e, seconds={}) for e in outcome.tried]
-
-
-def test_an_engine_error_says_nothing_of_the_turns_before_it(protocol):
-    """The good query's first answer fails; still it is not thought worse of than the bad one."""
-
-    def failing(name, turn, text):
-        return EngineError("gone") if name == "1" and turn == 1 else say(name, turn, text)
-
-    outcome, engine = run(TreeSearch(SCORER, rollouts=3, width=2, concurrency=1), protocol, failing, FOUND)
-    assert [episode.stop for episode in outcome.tried] == ["answer", "engine", "answer"]
-    assert (outcome.episode.id, outcome.episode.answer) == ("q1/2", "great")
     check_books(outcome, engine)
 
 

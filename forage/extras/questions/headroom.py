@@ -1,0 +1,176 @@
+"""Headroom: for how many questions one search shows what answers, for how many a second could, and what to train then.
+
+A search shows what answers if that is among the passages that an agent reads. Measured without a model, in seconds.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from forage.agent.options import AgentSettings
+from forage.agent.searcher import seen_share
+from forage.data.records import Question, asked_of
+from forage.data.relevance import by_document
+from forage.extras.questions.two_documents import Linked, Passages
+from forage.store.bm25 import BM25, Tokenizer
+from forage.store.fusion import Hit
+from forage.store.manifest import NO_EMBEDDER
+from forage.store.options import Mode
+
+if TYPE_CHECKING:
+    from forage.store.document_store import DocumentStore
+
+MOST = 300  # questions that are searched for
+DEPTH = 10
+WELL, MUCH = 0.7, 0.15  # one search is enough from here on; a second one is worth training for
+CUT = 0.5  # of the answers are cut off, from which on more is to be shown first
+
+
+@dataclass(frozen=True)
+class Headroom:
+    """Shares of the questions of which the answer is shown."""
+
+    mode: Mode
+    one: float
+    """By a search for the question."""
+    second: float
+    """By that, or a search for what is asked with a title or a name that the first one found."""
+    whole: float
+    """By the documents that the question finds, as a whole."""
+
+
+def headroom(store: DocumentStore, passages: Passages, questions: Sequence[Question], mode: Mode) -> Headroom:
+    """What searches in this mode show of some of the questions."""
+    asked = some(questions)
+    first = store.search([question.question for question in asked], AgentSettings.k, mode)
+    names_in: dict[str, list[str]] = defaultdict(list)
+    for mention in passages.mentions:
+        names_in[mention.chunk.id].append(" ".join(mention.name))
+    again = [
+        (number, f"{name} {asked_of(question)}")
+        for number, (question, hits) in enumerate(zip(asked, first, strict=True))
+        for name in dict.fromkeys(name for hit in hits for name in (hit.title, *names_in[hit.chunk_id]))
+    ]
+    second = store.search([query for _, query in again], AgentSettings.k, mode) if again else []
+    one = [answers(question, hits) for question, hits in zip(asked, first, strict=True)]
+    either = one.copy()
+    for (number, _), hits in zip(again, second, strict=True):
+        either[number] = either[number] or answers(asked[number], hits)
+    whole = zip(asked, whole_documents(store, [question.question for question in asked], mode), strict=True)
+    return Headroom(mode, share(one), share(either), share([answers(*each) for each in whole]))
+
+
+def advice(found: Headroom, cut: float | None, held_out: int, data: str) -> str:
+    """What to train, in a sentence, with the command; `cut` is the share of the answers that are cut off."""
+    from_data = "" if data == "data" else f" --data {data}"
+    gain = found.second - found.one
+    if cut is not None and cut > CUT and found.one >= MUCH:
+        said = (
+            f"In {cut:.0%} of the questions a passage shows less than most of the answer: show more first "
+            "(sft_train.py --passage-tokens 128), or cut smaller (--chunk-tokens 100)"
+        )
+    elif found.one >= WELL:
+        said = (
+            f"One search shows what answers {found.one:.0%} of the questions, so training the search can gain little: "
+            f"use plain RAG, or train the answers (grpo_train.py{from_data} --weights answer_similarity=2 format=1)"
+        )
+    elif gain >= MUCH:
+        said = (
+            f"One search shows what answers {found.one:.0%} of the questions; a second, for a title or a name that the "
+            f"first shows, could show {gain:.0%} more: train for it (sft_train.py{from_data} --search-first "
+            f"--blind names, then grpo_train.py{from_data} --weights best_search=3 found=1 format=1)"
+        )
+    else:
+        said = (
+            f"One search shows what answers {found.one:.0%} of the questions, and a second could show {gain:.0%} more: "
+            "search better first (--embedder, --chunk-tokens; document_store.py search shows what is found)"
+        )
+    return (
+        f"{said}. With {held_out:,} held out, differences below {1.96 * math.sqrt(0.3 / held_out):.2f} can't be shown"
+    )
+
+
+def attacks(store: DocumentStore, made: Linked) -> str:
+    """What finds the answers to questions that need two documents without reading, in words."""
+    asked, mode = some(made.kept), modes_of(store)[-1]
+    if not asked:
+        return ""
+    questions = [question.question for question in asked]
+    first = store.search(questions, AgentSettings.k, mode)
+    titles = [f"{hits[0].title} {asked_of(q)}" if hits else "" for q, hits in zip(asked, first, strict=True)]
+    names = [f"{asked_of(question)} {question.focus}" for question in asked]
+    ways = {
+        "one search": first,
+        "whole documents": whole_documents(store, questions, mode),
+        "the first title": store.search(titles, AgentSettings.k, mode),
+        "the name that is to be read": store.search(names, AgentSettings.k, mode),
+    }
+    shown = [
+        f"{name} {share([answers(q, hits) for q, hits in zip(asked, found, strict=True)]):.0%}"
+        for name, found in ways.items()
+    ]
+    return f"; shown by {', '.join(shown)} ({mode}); the first passage says the name of {made.named:.0%}"
+
+
+def modes_of(store: DocumentStore) -> list[Mode]:
+    return ["sparse"] if store.options.embedder == NO_EMBEDDER else ["sparse", "hybrid"]
+
+
+def answers(question: Question, hits: Sequence[Hit]) -> bool:
+    """Whether what answers is among the passages that an agent is shown of these."""
+    return any(hit.chunk_id in question.relevant_chunk_ids for hit in hits[: AgentSettings.k])
+
+
+def some(questions: Sequence[Question]) -> list[Question]:
+    return random.Random(0).sample(questions, min(MOST, len(questions)))
+
+
+def share(values: Sequence[bool]) -> float:
+    return sum(values) / max(1, len(values))
+
+
+def whole_documents(store: DocumentStore, questions: Sequence[str], mode: Mode = "sparse") -> list[list[Hit]]:
+    """The documents that each question finds, one after another, with the passages of each in order of what is asked.
+
+    The store is searched once. Within a document, BM25 ranks for what is asked with the document's title for "this".
+    """
+    chunks_of, tokenize = by_document(store.chunks), Tokenizer(store.manifest.options.language)
+
+    def ordered(document: str, asked: str) -> list[Hit]:
+        chunks = chunks_of[document]
+        words = tokenize(asked.replace("this", chunks[0].title))
+        ranking = BM25.build([tokenize(chunk.text) for chunk in chunks]).rank(words, DEPTH)
+        best = [chunks[place] for place in ranking.ids.tolist()]
+        return [Hit(chunk.id, document, chunk.title, chunk.text, 0.0, rank) for rank, chunk in enumerate(best, 1)]
+
+    found = store.search(questions, DEPTH, mode)
+    documents = [dict.fromkeys(hit.doc_id for hit in hits) for hits in found]
+    return [
+        [hit for document in each for hit in ordered(document, question.rpartition(": ")[2])][:DEPTH]
+        for question, each in zip(questions, documents, strict=True)
+    ]
+
+
+def told(
+    store: DocumentStore, passages: Passages, train: Sequence[Question], held_out: Sequence[Question], data: str
+) -> Mapping[str, str]:
+    """What is printed of the questions' headroom, by its mode, and what to do."""
+    asked = [question for question in [*train, *held_out] if question.relevant_chunk_ids]
+    if not asked or not held_out:
+        return {}
+    found = [headroom(store, passages, asked, mode) for mode in modes_of(store)]
+    seen = seen_share(asked, store.chunk_by_id, Tokenizer(store.options.language))
+    lines = {
+        f"shown by searches, {each.mode}": f"by one {each.one:.0%}, by whole documents {each.whole:.0%}, by a second "
+        f"one too {each.second:.0%}, by none {1 - max(each.second, each.whole):.0%}"
+        for each in found
+    }
+    cut = None if seen is None else 1 - seen
+    if cut is not None:
+        lines["answers of which a passage shows less than most"] = f"{cut:.0%}"
+    return lines | {"so": advice(max(found, key=lambda each: each.one), cut, len(held_out), data)}
