@@ -144,15 +144,15 @@ def write(source: Source, options: Options) -> None:
             folder, passages, store, (train, held_out), words, options.seed
         )
     write_jsonl(out / "eval.jsonl", held_out)
-    lines = source.told | {
+    rows = source.told | {
         "documents": f"{len(source.documents):,}" + _causes(Counter(d.source for d in source.documents)),
         "chunks": f"{len(store.chunks):,} (embedded now: {store.embedded:,})",
         "training questions": f"{len(train):,}",
         "eval questions": f"{len(held_out):,}",
-        **told(store, passages, train, held_out, str(out)),
+        **({} if store.options.retriever else told(store, passages, train, held_out, str(out))),
         **linked,
     }
-    print("\n".join(f"{what:46} {count}" for what, count in lines.items()))
+    print("\n".join(f"{what:46} {count}" for what, count in rows.items()))
 
 
 def write_linked(folder: Path, passages: Passages, store: DocumentStore, split: Split, words: int, seed: int) -> str:

@@ -45,7 +45,7 @@ def open_environment(options: RolloutOptions, make_rewards: MakeRewards) -> Roll
     store = open_address(options.address, options.data)
     embedder = store.embedder if store.options.embedder != NO_EMBEDDER else open_embedder(store.manifest)
     searcher = Searcher(lambda: store, settings)
-    rewards = rewards_of(make_rewards, embedder, searcher)
+    rewards = rewards_of(make_rewards, embedder, searcher, options.weights)
     return Rollout(options, Elsewhere(), protocol, searcher, rewards, read_splits(options.data))
 
 

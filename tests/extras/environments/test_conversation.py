@@ -21,7 +21,7 @@ def environment(tiny_base, tmp_path_factory):
     folder = tmp_path_factory.mktemp("environment")
     policy = make_policy(folder / "policy", tiny_base)
     write_agent(AgentSettings(mode="sparse", k=1, max_turns=4, max_turn_tokens=90, max_tokens=700), policy)
-    options = RolloutOptions(make_data(folder / "data"), policy, weights=(2, 1, 1))
+    options = RolloutOptions(make_data(folder / "data"), policy, weights=("mrr=2", "f1=1", "format=1"))
     return open_environment(options, lambda embedder: {"mrr": get_mrr, "f1": get_token_f1, "format": get_format_reward})
 
 
