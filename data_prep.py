@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -168,6 +168,8 @@ def write_linked(folder: Path, passages: Passages, store: DocumentStore, split: 
         link(passages, side, mentions, words, ranks, seed)
         for side, mentions in zip(split, passages.apart(*split), strict=True)
     ]
+    both = {question.id for question in shared(made[0].kept, made[1].kept)}  # of few words, two may be the same
+    made[0] = replace(made[0], kept=[question for question in made[0].kept if question.id not in both])
     folder.mkdir(exist_ok=True)
     dropped = [(cause, question) for side in made for question, cause in side.dropped]
     for name, side in zip(("train", "eval"), made, strict=True):

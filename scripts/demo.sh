@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The pipeline on the sample's questions that need two documents, from nothing, in runs/demo. PY is the interpreter of
+# The pipeline on the sample's questions that need two documents, in runs/demo; what is there of the data is used again. PY is the interpreter of
 # .venv; SEED draws another warm start and other samples.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -25,8 +25,7 @@ data=$demo/data hops=$demo/data/second_hop_6
 echo "demo: $(wc -l <"$data/documents.jsonl") documents, $(wc -l <"$hops/train.jsonl") training questions, a policy" \
   "warm-started, trained by GRPO and merged in $((SECONDS - started)) s; plots and every episode in $demo/run"
 sed -n '/held-out questions, /,$p' "$demo/grpo.log"
-echo "The policy finds what neither a search for the question nor whole documents do, by reading a name and searching" \
-  "for it. It was trained to search, not to answer."
+echo "It was trained to search, not to answer: to read in what a search found which name to search for next."
 cat <<END
 Next:
   $PY chat.py --policy $demo/run    # ask it

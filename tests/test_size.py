@@ -20,13 +20,13 @@ from tests.road import make_start, measure, walk
 
 # folder: (tokens of its Python files, modules directly in it). A folder of forage/ holds those inside it.
 BUDGETS = {
-    "scripts": (9_680, 11),  # those in the root
+    "scripts": (9_740, 11),  # those in the root
     "forage": (13_630, 12),  # the modules of forage/ itself
-    "forage/agent": (15_380, 9),
-    "forage/data": (16_120, 12),
+    "forage/agent": (15_400, 9),
+    "forage/data": (16_130, 12),
     "forage/engines": (10_580, 7),
     "forage/evaluation": (11_680, 9),
-    "forage/extras": (46_740, 9),
+    "forage/extras": (46_830, 9),
     "forage/grpo": (20_450, 12),
     "forage/policy": (10_290, 10),
     "forage/publishing": (3_180, 3),
@@ -35,7 +35,7 @@ BUDGETS = {
     "forage/sft": (5_680, 4),
     "forage/store": (12_270, 10),
     "bench": (23_330, 13),
-    "tests": (228_710, 52),
+    "tests": (228_750, 52),
 }
 ROAD = {"files": 60, "functions": 570, "lines": 5_105}  # a processor without bf16 units calls some others
 OPTIONS = {"grpo_train": 60}

@@ -17,7 +17,7 @@ from forage.text import encodable, typed
 Stop = Literal["answer", "search", "no_action", "turns", "tokens", "turn_tokens", "engine", "agent"]
 STOPS: dict[str, str] = {
     "answer": "the policy answered",
-    "search": "the policy searched, and no more was asked of it (--max-turns 1)",
+    "search": "the policy searched, and no more was asked of it (--max-turns)",
     "no_action": "two turns in a row neither searched nor answered",
     "turns": "the last turn allowed (--max-turns) did not answer",
     "tokens": "the episode was as long as it may be (--max-tokens)",

@@ -126,7 +126,7 @@ def hold_out(
             linked[one][other] += 1
             linked[other][one] += 1
     order = {group: place for place, group in enumerate(groups)}
-    held, near, left = set[str](), Counter[str](), max(1, round(eval_share * len(groups)))
+    held, near, left = set[str](), Counter[str](), min(len(groups), max(1, round(eval_share * len(groups))))
     while left > 0:
         # A document without a question only comes along.
         candidates = [group for group in near if group not in held] or [next(g for g in groups if g not in held)]

@@ -65,7 +65,7 @@ def drop_questions(folder: Path) -> None:
     Were they left and the new ones never written, as after a kill or an error, runs would learn from the new store
     with answers in chunks of the old one.
     """
-    for name in ("train.jsonl", "eval.jsonl", "qrels/train.tsv", "qrels/eval.tsv"):
+    for name in ("train.jsonl", "eval.jsonl", "qrels/train.tsv", "qrels/eval.tsv", "questions_left_out.jsonl"):
         for path in (folder / name, *folder.glob(f"second_hop_*/{name}")):
             path.unlink(missing_ok=True)
 

@@ -41,7 +41,9 @@ class Headroom:
     second: float
     """By that, or a search for what is asked with a title or a name that the first one found."""
     whole: float
-    """By the documents that the question finds, as a whole."""
+    """By the best passages of the documents that the question finds, one document after another."""
+    none: float
+    """By none of these."""
 
 
 def headroom(store: DocumentStore, passages: Passages, questions: Sequence[Question], mode: Mode) -> Headroom:
@@ -61,8 +63,10 @@ def headroom(store: DocumentStore, passages: Passages, questions: Sequence[Quest
     either = one.copy()
     for (number, _), hits in zip(again, second, strict=True):
         either[number] = either[number] or answers(asked[number], hits)
-    whole = zip(asked, whole_documents(store, [question.question for question in asked], mode), strict=True)
-    return Headroom(mode, share(one), share(either), share([answers(*each) for each in whole]))
+    found = zip(asked, whole_documents(store, [question.question for question in asked], mode), strict=True)
+    whole = [answers(*each) for each in found]
+    none = [not (second or by_whole) for second, by_whole in zip(either, whole, strict=True)]
+    return Headroom(mode, share(one), share(either), share(whole), share(none))
 
 
 def advice(found: Headroom, cut: float | None, held_out: int, data: str) -> str:
@@ -167,7 +171,7 @@ def told(
     seen = seen_share(asked, store.chunk_by_id, Tokenizer(store.options.language))
     lines = {
         f"shown by searches, {each.mode}": f"by one {each.one:.0%}, by whole documents {each.whole:.0%}, by a second "
-        f"one too {each.second:.0%}, by none {1 - max(each.second, each.whole):.0%}"
+        f"one too {each.second:.0%}, by none {each.none:.0%}"
         for each in found
     }
     cut = None if seen is None else 1 - seen

@@ -3,7 +3,8 @@
 A passage about bronchiectasis says "... lines the airways, as in primary ciliary dyskinesia, and hair-like structures
 ...". With "What are the genetic changes related to primary ciliary dyskinesia?" it gives "hair structures airways
 lines: What are the genetic changes related to this?". A search for it finds the passage, which says a name; a second
-search, for that name, finds what answers. The words are nowhere in the document that answers.
+search, for that name, finds what answers. Few of the words point to the document that answers, and questions that one
+search answers are left out.
 """
 
 from __future__ import annotations
@@ -77,7 +78,8 @@ class Passages:
         """
         sides = (train, held_out)
         docs = [{doc for question in side for doc in question.relevant_doc_ids} for side in sides]
-        names = [{tuple(words_of(self.title(question))) for question in side} for side in sides]
+        alone = ([q for q in train if docs[1].isdisjoint(q.relevant_doc_ids)], held_out)
+        names = [{tuple(words_of(self.title(question))) for question in side} for side in alone]
         names[0] -= names[1]
         pull: dict[str, Counter[int]] = defaultdict(Counter)
         for mention in self.mentions:
@@ -138,7 +140,7 @@ def link(
             asked_of[tuple(words_of(title))].append((question, asked))
         else:
             dropped.append((question, "doesn't say its title"))
-    made = list[Question]()
+    made, texts = list[Question](), set[str]()
     passage_of = dict[str, Chunk]()
     for mention in found:
         for question, asked in asked_of.get(mention.name, ()):
@@ -147,6 +149,9 @@ def link(
                 continue
             if said := description(mention, passages.telling, words, random.Random(f"{seed}/{name}")):
                 text = f"{' '.join(said)}: {asked}"
+                if text in texts:  # the words are few
+                    continue
+                texts.add(text)
                 made.append(replace(question, id=name, question=text, focus=passages.title(question)))
                 passage_of[name] = mention.chunk
             else:

@@ -151,7 +151,7 @@ def test_linked_documents_are_held_out_together():
 
 
 def test_the_advice_is_as_the_shares_say():
-    said = [advice(Headroom("sparse", one, second, 0.0), cut, 100, "data") for one, second, cut in (
+    said = [advice(Headroom("sparse", one, second, 0.0, 1 - second), cut, 100, "data") for one, second, cut in (
         (0.8, 0.9, 0.1), (0.3, 0.6, 0.1), (0.3, 0.35, 0.1), (0.8, 0.9, 0.6), (0.0, 0.5, 0.6))]  # fmt: skip
     words = ["use plain RAG", "30% more: train for it", "search better first", "--passage-tokens 128", "train for it"]
     assert [word in text for text, word in zip(said, words, strict=True)] == [True] * 5
@@ -181,4 +181,8 @@ def test_headroom_is_counted_by_hand(tmp_path):
     found = headroom(store, Passages(store.chunks), questions, "sparse")
     assert (found.mode, found.one) == ("sparse", pytest.approx(1 / 3))
     assert found.second == pytest.approx(2 / 3)
-    assert found.whole == pytest.approx(1 / 3)
+    assert (found.whole, found.none) == (pytest.approx(1 / 3), pytest.approx(1 / 3))
+
+
+def test_nothing_to_split_is_no_error_here():
+    assert split_by_document([], 0.2, 0) == ([], [])
