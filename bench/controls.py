@@ -21,10 +21,11 @@ import re
 import subprocess
 import sys
 import time
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache, partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,7 @@ from forage.evaluation.setting import choose
 from forage.extras.questions.headroom import whole_documents
 from forage.extras.questions.two_documents import AROUND, Mention, Passages, says
 from forage.files import in_turn, make_folder, replacing_folder, write_jsonl
-from forage.metrics import bootstrapped, clear, reciprocal_rank, span
+from forage.metrics import bootstrapped, clear, reciprocal_rank, span, verdict
 from forage.policy.manifest import read_policy_manifest
 from forage.policy.policy import load_tokenizer
 from forage.runs.stats import NO_PHASES, read_stats
@@ -197,7 +198,13 @@ def main(options: Options) -> None:
             episodes = play_policy(options.data, folder, str(number), 0.0, number, options.work / f"rules-{number}")
             measures = measures_of(options, [episodes[question.id] for question in questions], questions)
             rows.append(Row("rules", "", str(folder), number, 0.0, "", measures))
-        return show(options, rows)
+        show(options, rows)
+        documents = [question.document for question in questions]
+        for row, rival, key in product(rows[len(untaught) :], (SEE, PHRASE), (BEST, "found")):
+            [other] = [each for each in rows if each.arm == rival]
+            gains = np.subtract(row.measures[key], other.measures[key]).tolist()
+            print(verdict(row.arm, rival, MEASURES[key], gains, documents))
+        return None
     prepare(options)
     if options.curves:
         return draw_curves(options, options.curves)
@@ -314,7 +321,7 @@ def by_rm3(options: Options, questions: Sequence[Question]) -> list[list[str]]:
     """Its settings are chosen on the dev questions, or on training questions where there are none."""
     store = store_of(options.data / "store")
     asked = read_answerable(options.data / "train.jsonl" if options.rules else options.train_data / "eval.jsonl")
-    dev = choose(asked, min(DEV, len(asked)), DEV_SEED, 0)
+    dev = choose(asked, DEV, DEV_SEED)
 
     def search(texts: Sequence[str]) -> list[list[str]]:
         hits_of = found_by(options, texts)
@@ -350,23 +357,13 @@ def rarest(options: Options, question: Question, text: str) -> str:
     words, described = words_of(text), set(words_of(question.question.rpartition(": ")[0]))
     near = [place for place, word in enumerate(words) if word in described]
     fit = {word for place in near for word in words[max(0, place - AROUND) : place + AROUND + 1] if len(word) > 3}
-    spread = spread_of(options.data / "store")
+    spread = passages_of(options.data / "store").spread
     return " ".join(sorted(fit - described - IDLE, key=lambda word: (spread[word], word))[:2])
 
 
 @cache
-def spread_of(store: Path) -> Counter[str]:
-    """How many passages say each word."""
-    return Counter(word for chunk in store_of(store).chunks for word in set(words_of(chunk.text)))
-
-
-@cache
-def names_in(store: Path) -> Mapping[str, Sequence[Mention]]:
-    """The names that each passage says."""
-    found = defaultdict[str, list[Mention]](list)
-    for mention in Passages(store_of(store).chunks).mentions:
-        found[mention.chunk.id].append(mention)
-    return found
+def passages_of(store: Path) -> Passages:
+    return Passages(store_of(store).chunks)
 
 
 def listed(options: Options, question: Question, hits: Sequence[Hit], shown: str) -> str:
@@ -377,7 +374,8 @@ def listed(options: Options, question: Question, hits: Sequence[Hit], shown: str
         words = words_of(mention.chunk.text)
         return len(described & set(words[max(0, mention.place - AROUND) : mention.place + len(mention.name) + AROUND]))
 
-    names = names_in(options.data / "store")[hits[0].chunk_id]
+    found = passages_of(options.data / "store").mentions
+    names = [mention for mention in found if mention.chunk.id == hits[0].chunk_id]
     return " ".join(max(names, key=near).name) if names else hits[0].title
 
 
@@ -465,8 +463,8 @@ def cost(options: Options, name: str, seed: int) -> tuple[int, float]:
 def played(options: Options, name: str, seed: int, temperature: float, questions: Sequence[Question]) -> dict[str, Any]:
     """The arm's episodes of all questions, greedily or sampled, once it is trained."""
     where = folder_of_play(options, name, seed, temperature)
-    play_policy(options.played_data, train(options, name, seed), slug(name), temperature, seed, where)
-    episodes = episodes_of(options, name, seed, temperature, questions)
+    by_id = play_policy(options.played_data, train(options, name, seed), slug(name), temperature, seed, where)
+    episodes = [by_id[question.id] for question in questions]
     tokens, minutes = cost(options, name, seed)
     return {
         "measures": measures_of(options, episodes, questions), "tokens": tokens, "minutes": minutes,
@@ -475,7 +473,7 @@ def played(options: Options, name: str, seed: int, temperature: float, questions
 
 
 def folder_of_play(options: Options, name: str, seed: int, temperature: float) -> Path:
-    return options.work / "eval" / f"{slug(name)}-{seed}-{options.split.replace(' ', '-')}-T{temperature:g}"
+    return options.work / "eval" / f"{slug(name)}-{seed}-{options.split}-T{temperature:g}"
 
 
 def play_policy(data: Path, policy: Path, name: str, temperature: float, seed: int, where: Path) -> dict[str, Episode]:
@@ -484,15 +482,12 @@ def play_policy(data: Path, policy: Path, name: str, temperature: float, seed: i
         "evaluate", "--data", data, "--policy", f"{name}={policy}", "--systems", "single", "--eval-questions", 0,
         "--temperature", temperature, "--seed", seed, "--engine", "local", "--concurrency", 64, "--output-dir", where,
     )  # fmt: skip
+    return episodes_in(where, name)
+
+
+def episodes_in(where: Path, name: str) -> dict[str, Episode]:
+    """What was played, by question."""
     return {key: result.episode for key, result in OutcomeLog(where, f"{name}/single").results().items()}
-
-
-def episodes_of(
-    options: Options, name: str, seed: int, temperature: float, questions: Sequence[Question]
-) -> list[Episode]:
-    """What was played."""
-    results = OutcomeLog(folder_of_play(options, name, seed, temperature), f"{slug(name)}/single").results()
-    return [results[question.id].episode for question in questions]
 
 
 def measures_of(options: Options, episodes: Sequence[Episode], questions: Sequence[Question]) -> dict[str, list[float]]:
@@ -501,8 +496,7 @@ def measures_of(options: Options, episodes: Sequence[Episode], questions: Sequen
 
 def run(script: str, *arguments: object) -> None:
     """A script of this repository, in a process of its own."""
-    module = [f"{script}.py"] if "." not in script else ["-m", script]
-    command = [sys.executable, *module, *map(str, arguments)]
+    command = [sys.executable, f"{script}.py", *map(str, arguments)]
     print("$", " ".join(command[1:]), file=sys.stderr, flush=True)
     if subprocess.run(command, stdout=2, check=False).returncode:
         raise UserError(f"{script} failed, as it says above; what was done before is kept")
@@ -535,9 +529,9 @@ def table(rows: Sequence[Row], questions: int, split: str) -> str:
     return "\n".join(lines)
 
 
-def over(row: Row, other: Row, measure: str = BEST) -> str:
+def over(row: Row, other: Row) -> str:
     """The paired difference with its interval; bold where that excludes zero."""
-    first, second = (np.array(each.measures[measure]) for each in (row, other))
+    first, second = (np.array(each.measures[BEST]) for each in (row, other))
     found = bootstrapped((first - second).tolist())
     mean = f"**{found['mean']:+.3f}**" if clear(found) else f"{found['mean']:+.3f}"
     return f"{mean} ({span(found)})"
@@ -546,7 +540,9 @@ def over(row: Row, other: Row, measure: str = BEST) -> str:
 def episodes_to_read(options: Options, questions: Sequence[Question]) -> str:
     """Markdown: what was asked and found first, what was searched for then, beside the name that was to be read."""
     lines = ["| asked | found first | then searched for | the name | place |", "|---|---|---|---|---|"]
-    for question, episode in zip(questions, episodes_of(options, GRPO, options.seeds[0], 0.0, questions), strict=True):
+    played = episodes_in(folder_of_play(options, GRPO, options.seeds[0], 0.0), slug(GRPO))
+    for question in questions:
+        episode = played[question.id]
         first, *later = [search.query for search in episode.searches]
         found = found_by(options, [first, *later])
         places = [hit.rank for query in later for hit in found[query] if hit.chunk_id in question.relevant_chunk_ids]

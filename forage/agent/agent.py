@@ -212,11 +212,11 @@ class Agent:
         if room < 1:
             episode.stop = "tokens"
             return
+        given = self.given(episode)
+        if given and len(given.ids) > left:
+            episode.stop = "tokens"
+            return
         try:
-            given = self.given(episode)
-            if given and len(given.ids) > left:
-                episode.stop = "tokens"
-                return
             turn = given or await (speak or self.speak)(episode, room, turn_seed(seed, episode.id, number))
         except EngineError as error:
             episode.cause, episode.stop = str(error), "engine"

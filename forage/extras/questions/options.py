@@ -30,8 +30,8 @@ class MakingOptions:
     min_questions: int = 20
     """Fail if fewer questions are kept."""
     second_hop: tuple[int, ...] = ()
-    """Also write questions that one search can't answer, to a folder second_hop_N for each N given. N words from
-    another passage replace the subject's name, which must be found first."""
+    """Also write questions that need two documents, to a folder second_hop_N for each N given: N words from around a
+    document's name in another document's passage stand in for the name, which has to be read there."""
 
     def check(self) -> None:
         """Fail before anything is read."""

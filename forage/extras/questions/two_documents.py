@@ -55,8 +55,8 @@ class Passages:
     def __init__(self, chunks: Sequence[Chunk]) -> None:
         self.chunks = chunks
         self.title_of = {chunk.id: chunk.title for chunk in chunks}
-        spread = Counter(word for chunk in chunks for word in set(words_of(chunk.text)))
-        self.telling = {word for word, count in spread.items() if is_telling(word, count, len(chunks))}
+        self.spread = Counter(word for chunk in chunks for word in set(words_of(chunk.text)))
+        self.telling = {word for word, count in self.spread.items() if is_telling(word, count, len(chunks))}
         self.mentions = mentions(chunks, self.title_of.values())
 
     def title(self, question: Question) -> str:
@@ -76,11 +76,10 @@ class Passages:
         A document that answers no question itself goes where more of its mentions are answered. What is mentioned under
         the name of something held out is left out of training, also where another document is meant.
         """
-        sides = (train, held_out)
-        docs = [{doc for question in side for doc in question.relevant_doc_ids} for side in sides]
-        alone = ([q for q in train if docs[1].isdisjoint(q.relevant_doc_ids)], held_out)
-        names = [{tuple(words_of(self.title(question))) for question in side} for side in alone]
-        names[0] -= names[1]
+        docs = [{doc for question in side for doc in question.relevant_doc_ids} for side in (train, held_out)]
+        both = [question for question in train if not docs[1].isdisjoint(question.relevant_doc_ids)]
+        names = [{tuple(words_of(self.title(question))) for question in side} for side in (train, held_out, both)]
+        names[0] -= names[1] | names[2]
         pull: dict[str, Counter[int]] = defaultdict(Counter)
         for mention in self.mentions:
             pull[mention.chunk.doc_id].update(side for side in (0, 1) if mention.name in names[side])
@@ -132,18 +131,18 @@ def link(
     passages: Passages, questions: Sequence[Question], found: Sequence[Mention], words: int, ranks: Ranks, seed: int
 ) -> Linked:
     """A question for each mention and each question about what it names, with so many words from around the name."""
-    asked_of: dict[Name, list[tuple[Question, str]]] = defaultdict(list)
+    about: dict[Name, list[tuple[Question, str]]] = defaultdict(list)
     dropped = list[tuple[Question, str]]()
     for question in questions:
         title = passages.title(question)
         if asked := without_name(question.question, title):
-            asked_of[tuple(words_of(title))].append((question, asked))
+            about[tuple(words_of(title))].append((question, asked))
         else:
             dropped.append((question, "doesn't say its title"))
     made, texts = list[Question](), set[str]()
     passage_of = dict[str, Chunk]()
     for mention in found:
-        for question, asked in asked_of.get(mention.name, ()):
+        for question, asked in about.get(mention.name, ()):
             name = f"{question.id}-after-{mention.chunk.doc_id}"
             if mention.chunk.doc_id in question.relevant_doc_ids or name in passage_of:
                 continue
