@@ -169,9 +169,8 @@ def test_headroom_is_counted_by_hand(tmp_path):
         "Bindweed": "Bindweed is pulled out before June.",
         **{f"Note {n}": f"Malt sprouting grain beer wanted note number {n} of many." for n in range(4)},
     }
-    documents = [Document(name, name, text) for name, text in texts.items()]
-    options = StoreOptions(embedder="none", chunk_tokens=40, chunk_overlap=0)
-    store = DocumentStore.build(tmp_path / "store", documents, options)
+    plain = StoreOptions(embedder="none", chunk_tokens=40, chunk_overlap=0)
+    store = DocumentStore.build(tmp_path, [Document(name, name, text) for name, text in texts.items()], plain)
     first = {chunk.title: chunk.id for chunk in reversed(store.chunks)}
     asked = {
         "sandy ground: What is sown?": "Rye",
