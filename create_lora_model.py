@@ -37,7 +37,7 @@ class Options:
     """Store the base in 4-bit NF4 with double quantisation (bitsandbytes). Off: use it as it is. Left out: on with a
     GPU, off without one, where 4 bits are slower and cost a small model much of what it knows."""
     dtype: Dtype = "auto"
-    """Number type in which every script computes this policy. auto: bfloat16 if the device has bf16 units, else
+    """Number type in which every script computes this policy. auto: bfloat16 if the device is faster in it, else
     float32."""
     seed: int = 0
     """Seed for the adapter's initial weights."""

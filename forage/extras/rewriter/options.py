@@ -73,7 +73,7 @@ class ActorOptions:
     """Train a LoRA adapter of this rank, in fp32 on a frozen base; with the adapter off, the base is also the
     reference. 0: train all weights in fp32, with a copy of the model as the reference."""
     dtype: Dtype = "auto"
-    """Number type of the adapter's base. auto: bf16 if the device has bf16 units, else fp32. With --lora-rank 0 it is
+    """Number type of the adapter's base. auto: bf16 if the device is faster in it, else fp32. With --lora-rank 0 it is
     always fp32."""
     value: Literal["head", "separate"] = "head"
     """PPO's value model: a head on the policy's hidden states (head), or a second model of the same size, trained like
