@@ -21,7 +21,7 @@ WRITTEN = (  # what sft_train.py writes into its output folder beside config.jso
 )  # fmt: skip
 
 FREE = (
-    "overwrite", "address.store_patience", "address.store_timeout", "memory.token_budget",
+    "max_steps", "overwrite", "address.store_patience", "address.store_timeout", "memory.token_budget",
     "memory.gradient_checkpointing",
 )  # fmt: skip
 
@@ -44,7 +44,7 @@ class SFTOptions:
     search: SearchOptions = field(default_factory=SearchOptions)
     address: StoreAddress = field(default_factory=StoreAddress)
     max_steps: int = 100
-    """Maximum number of updates."""
+    """Maximum number of updates. The learning rate falls to zero until then, also where a resumed run changes it."""
     batch_size: int = 4
     """Questions per update, with all their demonstrations."""
     optimizer: OptimizerOptions = field(default_factory=lambda: OptimizerOptions(learning_rate=0.0))
@@ -52,7 +52,7 @@ class SFTOptions:
     eval_share: float = 0.1
     """Share of the demonstrations to hold out, only to measure their loss."""
     eval_every: int = 20
-    """Updates between measurements of the held-out loss. Each is followed by a checkpoint."""
+    """Updates between measurements of the held-out loss. A checkpoint follows each, and is made once a minute."""
     early_stop: int = 3
     """Stop after this many measurements without a lower held-out loss. Not with --keep last."""
     keep: Literal["best", "last"] = "best"

@@ -24,6 +24,8 @@ from forage.progress import Counting
 from forage.sft.options import SFTOptions
 from forage.text import typed
 
+SAVED_EVERY = 60.0  # seconds at most between checkpoints
+
 
 @dataclass(frozen=True)
 class Row:
@@ -55,32 +57,29 @@ def train(options: SFTOptions, demonstrations: Sequence[Episode], policy: Any) -
     trained, held_out = split(demonstrations, options)
     groups = by_question(trained)  # in one batch: what they begin with is computed once
     state, best = options.output_dir / "state", options.output_dir / "best"
-    step, measured = load_checkpoint(state, policy, optimizer) or (0, [])
-    rows = [typed(Row, row) for row in measured]
+    step, kept = load_checkpoint(state, policy, optimizer) or (0, {"rows": [], "losses": []})
+    rows, losses = [typed(Row, row) for row in kept["rows"]], kept["losses"]
     print(f"training on {len(trained)} demonstrations, measuring on {len(held_out)}, from step {step}, at {rate:g}")
     started = time.perf_counter() - (rows[-1].seconds if rows else 0.0)
-    if not rows:
-        rows = [measure(policy, held_out, budget, step, None, started)]
-        report(rows, options)
-        if options.keep == "best":
-            publish_adapter(policy, best, 0, overwrite=True)
-    bar = Counting("updates", options.max_steps, step)
-    while step < options.max_steps and not (options.keep == "best" and out_of_patience(rows, options.early_stop)):
-        until = min(step + options.eval_every, options.max_steps)
-        losses = []
-        for number in range(step, until):
-            batch = [
-                episode for group in in_rounds(groups, number, options.batch_size, options.seed) for episode in group
-            ]
-            losses.append(update(policy, optimizer, batch, number, options, budget))
-            bar.update()
-        step = until
-        rows.append(measure(policy, held_out, budget, step, sum(losses) / len(losses), started))
-        report(rows, options)
-        if options.keep == "best" and best_row(rows) is rows[-1]:
-            publish_adapter(policy, best, step, overwrite=True)  # a killed run may have left one
-        save_checkpoint(state, step, policy, optimizer, [asdict(row) for row in rows])
-        remove_others(best, rows)  # now that no checkpoint needs them
+    bar, saved = Counting("updates", options.max_steps, step), time.monotonic()
+    while True:
+        over = step >= options.max_steps
+        if not rows or (rows[-1].step < step and (over or step % options.eval_every == 0)):
+            mean = sum(losses) / len(losses) if losses else None
+            rows, losses = [*rows, measure(policy, held_out, budget, step, mean, started)], []
+            report(rows, options)
+            if options.keep == "best" and best_row(rows) is rows[-1]:
+                publish_adapter(policy, best, step, overwrite=True)  # a killed run may have left one
+        if rows[-1].step == step or time.monotonic() - saved >= SAVED_EVERY:
+            save_checkpoint(state, step, policy, optimizer, {"rows": [asdict(row) for row in rows], "losses": losses})
+            remove_others(best, rows)  # now that no checkpoint needs them
+            saved = time.monotonic()
+        if over or (options.keep == "best" and out_of_patience(rows, options.early_stop)):
+            break
+        batch = [episode for group in in_rounds(groups, step, options.batch_size, options.seed) for episode in group]
+        losses.append(update(policy, optimizer, batch, step, options, budget))
+        step += 1
+        bar.update()
     if options.keep == "last":
         return policy
     before, after = rows[0].held_out_loss, best_row(rows).held_out_loss

@@ -245,11 +245,13 @@ def stats_of(folder):
     return [{name: value for name, value in row.items() if name != "seconds"} for row in rows]
 
 
-def test_a_killed_run_ends_as_an_undisturbed_one(ground, trained, tmp_path):
-    """Killed after the checkpoint of step 2, by an error at the update that follows."""
+@pytest.mark.parametrize(("every", "checkpoint"), [(60, "000002"), (0, "000003")])
+def test_a_killed_run_ends_as_an_undisturbed_one(ground, trained, tmp_path, monkeypatch, every, checkpoint):
+    """Killed by an error at update 3, after the checkpoint of the measurement at 2, or of an update that took long."""
     given = options(ground, tmp_path / "warm")
+    monkeypatch.setattr(training, "SAVED_EVERY", every)
     killed(given, "update", 3)
-    assert [path.name for path in checkpoints(given.output_dir / "state")] == ["000002"]
+    assert [path.name for path in checkpoints(given.output_dir / "state")] == [checkpoint]
     main(given)
     assert stats_of(given.output_dir) == stats_of(trained)
     first, second = (
@@ -257,6 +259,14 @@ def test_a_killed_run_ends_as_an_undisturbed_one(ground, trained, tmp_path):
         for folder in (trained, given.output_dir)
     )
     assert first == second
+
+
+def test_a_run_that_is_ended_early_is_measured_where_it_stands(ground, tmp_path, monkeypatch):
+    given = replace(options(ground, tmp_path / "warm"), eval_every=20)
+    monkeypatch.setattr(training, "SAVED_EVERY", 0)
+    killed(given, "update", 3)
+    main(replace(given, max_steps=3))
+    assert [row["step"] for row in stats_of(given.output_dir)] == [0, 3]
 
 
 @pytest.mark.parametrize("name", ["train.jsonl", "store/chunks.jsonl", "more.jsonl"])
@@ -282,7 +292,7 @@ def test_a_run_killed_before_a_checkpoint_keeps_the_last_ones_best_adapter(groun
     best = given.output_dir / "best"
     killed(given, "save_checkpoint", 4, lambda: digests.append(weights_digest(newest_adapter(best))))
     there = [weights_digest(path) for path in (best / "adapters").iterdir()]
-    assert digests[0] in there
+    assert digests[-1] in there
     assert len(there) == 2
     main(given)
     assert [path.name for path in (best / "adapters").iterdir()] == ["v000004"]
