@@ -93,6 +93,7 @@ def test_what_is_left_out_is_what_the_run_was_begun_with(tmp_path, capsys):
 TOLD = [
     ("retriever", "data.hidden:Hidden"), ("store", "http://evil.example"), ("store", "http://127.0.0.1.evil.example"),
     ("urls", ["http://localhost:1", "http://evil.example"]), ("urls", ["evil.example:80"]), ("urls", ["http://[:1"]),
+    ("weights", ["mine:brevity=1"]),
 ]  # fmt: skip
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 import math
 import re
+import traceback
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -23,6 +24,7 @@ from forage.agent.episode import Episode, Search
 from forage.agent.options import weights_named
 from forage.agent.protocol import CALL, RESPONSE
 from forage.agent.tools import SEARCH
+from forage.arguments import imported
 from forage.data.records import Question
 from forage.errors import UserError
 from forage.metrics import token_f1
@@ -238,7 +240,7 @@ class MakeRewards(Protocol):
 def rewards_of(
     make: MakeRewards, embedder: Embedder, searcher: Searcher, weights: Sequence[str] = ()
 ) -> Mapping[str, RewardFunction]:
-    """The reward functions by name: all of `make`, or those that --weights names, of `make` or of this module.
+    """The reward functions by name: all of `make`, or those that --weights names, of `make`, of this module or of any.
 
     Those of a `make` that needs no searcher are made without.
     """
@@ -248,6 +250,7 @@ def rewards_of(
         return own
     known = own_rewards(embedder, searcher) | dict(own)
     named = weights_named(weights)
+    known |= {name: imported("--weights", name) for name in named if ":" in name}
     if unknown := named.keys() - known.keys():
         raise UserError(f"--weights: there is no reward {min(unknown)!r}; choose among {', '.join(sorted(known))}")
     return {name: known[name] for name in named}
@@ -283,7 +286,10 @@ def _column(name: str, function: RewardFunction, episodes: Sequence[Episode], qu
     except UserError as error:
         raise UserError(f"reward {name!r}: {error}") from error
     except Exception as error:  # a user's code may raise anything; it is reported, not hidden
-        raise UserError(f"reward {name!r} raised {type(error).__name__}: {error}") from error
+        at = traceback.extract_tb(error.__traceback__)[:2][-1]  # where the reward, or numpy, was when it failed
+        raise UserError(
+            f"reward {name!r} raised {type(error).__name__}: {error} ({at.filename}:{at.lineno})"
+        ) from error
     if column.shape != (len(episodes),):
         raise UserError(f"reward {name!r} gave {column.shape} values for {len(episodes)} episodes")
     absent = np.array([value is None for value in given], dtype=bool)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Annotated
 
 from forage.agent.options import SearchOptions, weights_named
+from forage.arguments import TRUST
 from forage.engines.base import EngineOptions, Sampling
 from forage.errors import UserError, check_at_least_one
 from forage.policy.manifest import full_base_of
@@ -52,9 +54,10 @@ class RolloutOptions:
     concurrency: int = 8
     """Questions a process plays at once, each with --num-rollouts episodes. Lower it if several workers share a
     step."""
-    weights: tuple[str, ...] = ()
+    weights: Annotated[tuple[str, ...], TRUST] = ()
     """What is rewarded and how much it counts, such as mrr=2 format=1: rewards of get_reward_functions
-    (grpo_rollout.py), or of forage/agent/rewards.py, such as best_search. Left out: all of the former, equally."""
+    (grpo_rollout.py), of forage/agent/rewards.py, such as best_search, or a function of your own, as module:name. Left
+    out: all of the first, equally."""
     seed: int = 0
     """Seed for question order and sampling."""
 

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 from safetensors import SafetensorError
 
 from forage.agent.agent import Agent, BatchedSearch, Player
-from forage.agent.episode import Episode, append_episodes, is_written
+from forage.agent.episode import Episode, Search, Turn, Use, append_episodes, is_written
 from forage.agent.options import AgentSettings
 from forage.agent.protocol import Protocol
 from forage.agent.rewards import (
@@ -219,9 +219,14 @@ class Rollout:
             )
 
     def reward_trial(self, question: Question) -> Episode:
-        """The second of two made-up episodes, rewarded."""
+        """The second of two made-up episodes, in which everything happens; nothing does in the first."""
         blank = Episode("trial/0", "trial", (), (), (), (), (), "", "turns", "base")
-        return self.reward([blank, replace(blank, id="trial/1", answer="yes")], [question] * 2)[1]
+        found = question.relevant_chunk_ids[: self.settings.k]
+        full = replace(
+            blank, id="trial/1", turns=(Turn(0, 0), Turn(0, 0)), searches=(Search(0, question.question, found),),
+            uses=tuple(Use(0, tool, {}, "yes") for tool in self.tools), answer="yes", stop="answer",
+        )  # fmt: skip
+        return self.reward([blank, full], [question] * 2)[1]
 
     async def play_group(self, plan: Plan, view: RolloutView, name: str) -> list[Episode]:
         """A question's group of episodes, rewarded."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shlex
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -10,6 +11,7 @@ from pathlib import Path
 
 from forage.agent.options import AGENT_FILE
 from forage.agent.rewards import MakeRewards
+from forage.arguments import leads_away
 from forage.data.splits import read_splits
 from forage.errors import UserError
 from forage.heartbeat import beat
@@ -131,6 +133,11 @@ def as_in_run(given: RolloutOptions, known: RunManifest | None, run_dir: Path) -
     played = run_options(known)
     if changed := [f"{name} {shown(value)}" for name, value in played.items() if value != getattr(given, name)]:
         say(f"{run_dir} plays with {', '.join(changed)}")
+    if any(leads_away([weight]) and weight not in given.weights for weight in played["weights"]):
+        raise UserError(
+            f"{run_dir / RUN_FILE} rewards by code that it names; if you trust it, add --weights "
+            f"{shlex.join(played['weights'])}"
+        )
     return replace(given, **played)
 
 

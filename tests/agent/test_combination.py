@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forage.agent.rewards import combine_rewards, first_component, reward_matrix, scored, weights_by_name
+from forage.agent.rewards import combine_rewards, first_component, reward_matrix, rewards_of, scored, weights_by_name
 from forage.errors import UserError
 from tests.factories import EPISODE as EXAMPLE
 
@@ -91,6 +91,20 @@ def test_weights_are_told_with_their_rewards():
             weights_by_name(["a", "b"], wrong)
 
 
+def halves(episodes, questions):
+    return [0.5] * len(episodes)
+
+
+def test_weights_name_own_functions_beside_the_dictionary_and_the_library():
+    names = [f"{__name__}:halves=1", "one=2", "format=1"]
+    functions = rewards_of(lambda embedder: {"one": len, "two": len}, None, None, names)
+    assert list(functions) == [f"{__name__}:halves", "one", "format"]
+    assert reward_matrix({"halves": functions[f"{__name__}:halves"]}, [EXAMPLE], []).tolist() == [[0.5]]
+    for wrong in (f"{__name__}:gone=1", "three=1"):
+        with pytest.raises(UserError, match=r"--weights.*(gone|three)"):
+            rewards_of(lambda embedder: {}, None, None, [wrong])
+
+
 def raising(episodes, questions):
     raise KeyError("gone")
 
@@ -98,7 +112,7 @@ def raising(episodes, questions):
 @pytest.mark.parametrize(
     ("function", "says"),
     [
-        (raising, "reward 'mine' raised KeyError: 'gone'"),
+        (raising, r"reward 'mine' raised KeyError: 'gone' \(.*/test_combination.py:\d+\)"),
         (lambda episodes, questions: [0.5], r"reward 'mine' gave \(1,\) values for 2 episodes"),
         (
             lambda episodes, questions: [0.5, 1.5],

@@ -187,6 +187,14 @@ def test_a_worker_plays_as_its_run_does_and_says_so(run, capsys):
     assert as_in_run(given, None, run / "run") == given
 
 
+def test_a_worker_runs_no_code_that_only_the_run_names(run):
+    manifest = read_run(run / "run")
+    manifest = replace(manifest, options=manifest.options | {"rollout": manifest.options["rollout"] | {"weights": ["a:b=1"]}})
+    with pytest.raises(UserError, match="if you trust it, add --weights a:b=1"):
+        as_in_run(RolloutOptions(), manifest, run / "run")
+    assert as_in_run(RolloutOptions(weights=("a:b=1",)), manifest, run / "run").weights == ("a:b=1",)
+
+
 def test_one_step_is_played_as_the_run_plays_and_the_run_goes_on_as_it_was_begun(run):
     before = read_run(run / "run")
     play(run, follow=False)
