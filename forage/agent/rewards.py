@@ -56,6 +56,18 @@ def get_found(episodes: Sequence[Episode], questions: Sequence[Question]) -> lis
     return [float(mrr > 0) for mrr in get_mrr(episodes, questions)]
 
 
+def get_documents_found(episodes: Sequence[Episode], questions: Sequence[Question]) -> list[float]:
+    """Share of the documents that a question needs of which the agent was shown a chunk that answers.
+
+    Example: a#0, a#3 and b#1 answer, and c#0 and a#3 were shown: .5.
+    """
+    wanted = [{chunk: chunk.rpartition("#")[0] for chunk in question.relevant_chunk_ids} for question in questions]
+    return [
+        len({docs[hit] for hit in episode.hits if hit in docs}) / max(1, len(set(docs.values())))
+        for episode, docs in zip(episodes, wanted, strict=True)
+    ]
+
+
 def get_own_reward(episodes: Sequence[Episode], questions: Sequence[Question]) -> list[float]:
     """What an agent of get_agent returned beside its answer; 0 where it did not."""
     return [episode.own_reward or 0.0 for episode in episodes]

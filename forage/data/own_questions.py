@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path, PurePath
 
 from forage.data.chunking import Chunk
@@ -35,25 +35,35 @@ def place(
     """(rows with what answers them, rows that are left out with the cause).
 
     An answer is looked for in the document that the source names, or else in the passages that a search for question
-    and answer finds. Without an answer, or with one like "No" that any passage may say, all of the source's count.
+    and answer finds. Without an answer, or with one like "No" that any passage may say, all of the source's count. Of
+    several sources, as in "rye.md; tin.md", each is needed: one that doesn't say the answer counts whole.
     """
     named, placed, left_out = documents_by_name(records), list[Placed](), list[tuple[QARow, str]]()
     for row in counted("placing questions", rows):
         told = not UNTELLING.issuperset(words_of(row.answer))
-        docs = named.get(folded(row.url), set()) if row.url else set()
+        docs = [named.get(folded(name), set()) for name in sources_in(row.url, named)]
         if not row.question:
             left_out.append((row, "no question"))
         elif not told and not row.url:
             left_out.append((row, "neither telling answer nor source"))
-        elif row.url and len(docs) != 1:
-            left_out.append((row, "source names several files" if docs else "source is no file with text"))
+        elif any(len(each) != 1 for each in docs):
+            left_out.append((row, "source names several files" if all(docs) else "source is no file with text"))
         else:
-            near = chunks_of[min(docs)] if docs else search(f"{row.question} {row.answer}", NEAREST)
+            wanted = [min(each) for each in docs]
+            near = [chunk for doc in wanted for chunk in chunks_of[doc]]
+            near = near or search(f"{row.question} {row.answer}", NEAREST)
             found = saying(row.answer, near) if told else near
-            placed += [(row, doc, [c.id for c in found if c.doc_id == doc]) for doc in {c.doc_id: 0 for c in found}]
+            for doc in wanted if found and wanted else {chunk.doc_id: 0 for chunk in found}:
+                said = [chunk.id for chunk in found if chunk.doc_id == doc]
+                placed.append((row, doc, said or [chunk.id for chunk in chunks_of[doc]]))
             if not found:
                 left_out.append((row, "answer in no passage" + (" of its source" if docs else "")))
     return placed, left_out
+
+
+def sources_in(source: str, named: Mapping[str, object]) -> list[str]:
+    """The names of files in a row's source. Example: "rye.md; tin.md" gives two, unless a file has that name."""
+    return [source] if folded(source) in named else [name for name in map(str.strip, source.split(";")) if name]
 
 
 def documents_by_name(records: Iterable[FileRecord]) -> dict[str, set[str]]:

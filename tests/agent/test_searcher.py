@@ -8,6 +8,7 @@ import pytest
 from forage.agent.episode import Search
 from forage.agent.rewards import (
     get_best_search,
+    get_documents_found,
     get_found,
     get_mrr,
     get_search_gain,
@@ -71,6 +72,12 @@ def test_found_is_whether_an_answering_passage_was_shown():
     shown = [replace(EPISODE, searches=(Search(0, "a", ("x",)), Search(1, "b", hits))) for hits in (("y",), ("y", "a"))]
     question = replace(GOUT, relevant_chunk_ids=("a",))
     assert get_found([*shown, replace(EPISODE, searches=())], [question] * 3) == [0, 1, 0]
+
+
+def test_how_many_of_the_documents_needed_were_found():
+    shown = replace(EPISODE, searches=(Search(0, "a", ("c#0", "a#3")), Search(1, "b", ("a#0",))))
+    question = replace(GOUT, relevant_chunk_ids=("a#0", "a#3", "b#1"))
+    assert get_documents_found([shown, shown], [question, replace(GOUT, relevant_chunk_ids=())]) == [0.5, 0]
 
 
 @pytest.mark.parametrize(

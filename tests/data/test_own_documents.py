@@ -217,6 +217,11 @@ def placed(*rows):
         (asked("How hot?", "at 190 degrees"), [("tin", ["tin#0"])]),  # wherever it is said
         (asked("How hot?", "Bake it at degrees"), [("rye", ["rye#1"]), ("tin", ["tin#0"])]),  # by its words, here three
         (asked("How long?", "It rests twelve whole hours"), [("rye", ["rye#0"])]),  # three of four telling words
+        # Both are needed: of the one that doesn't say the answer, all passages count.
+        (
+            asked("In which?", "190 degrees", "Rye.md; breads/old/tin.txt"),
+            [("rye", ["rye#0", "rye#1"]), ("tin", ["tin#0"])],
+        ),
     ],
 )
 def test_a_question_is_placed_at_what_answers_it(row, found):
@@ -231,6 +236,7 @@ def test_a_question_is_placed_at_what_answers_it(row, found):
         (asked("Is it hot?", "No."), "neither telling answer nor source"),
         (asked("How hot?", "220 degrees", "oven.md"), "source is no file with text"),
         (asked("How hot?", "220 degrees", "picture.png"), "source is no file with text"),
+        (asked("How hot?", "220 degrees", "rye.md;oven.md"), "source is no file with text"),
         (asked("How hot?", "220 degrees", "tin.txt"), "source names several files"),
         (asked("How hot?", "190 degrees", "Rye"), "answer in no passage of its source"),
         (asked("Who?", "My grandmother"), "answer in no passage"),

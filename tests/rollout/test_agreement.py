@@ -189,7 +189,9 @@ def test_a_worker_plays_as_its_run_does_and_says_so(run, capsys):
 
 def test_a_worker_runs_no_code_that_only_the_run_names(run):
     manifest = read_run(run / "run")
-    manifest = replace(manifest, options=manifest.options | {"rollout": manifest.options["rollout"] | {"weights": ["a:b=1"]}})
+    manifest = replace(
+        manifest, options=manifest.options | {"rollout": manifest.options["rollout"] | {"weights": ["a:b=1"]}}
+    )
     with pytest.raises(UserError, match="if you trust it, add --weights a:b=1"):
         as_in_run(RolloutOptions(), manifest, run / "run")
     assert as_in_run(RolloutOptions(weights=("a:b=1",)), manifest, run / "run").weights == ("a:b=1",)
