@@ -63,6 +63,7 @@ READ, READ_ALL = "the rarest two words of what is shown first", "the rarest two 
 LISTED = "the name nearest to the description, by a list of all titles"
 WARM, IMITATION, RULE, TOLD = "warm start", "imitation of the same", "imitation of the rule", "imitation of the name"
 EXPERT, GRPO, BY_WORDS = "expert iteration", "GRPO", "GRPO, credit by words"
+READS, EXPERT_READS = "GRPO after the rule", "expert iteration after the rule"
 BEST, RIVALS = "best@10", (SEE, PHRASE, READ, LISTED, NAME)
 LEARNT = {"entropy": "entropy, nats a token", "likelihood_gain": "log-likelihood of what was rewarded, moved"}
 MEASURES = {"best@10": "best search's MRR@10", "found": "answer shown", "named": "says the name"}
@@ -72,7 +73,7 @@ AGENT = (
 )  # fmt: skip
 SHOWING = ("--eval-share", "0.02", "--eval-every", "400", "--keep", "last", "--batch-size", "4")
 TRAINED = (
-    "--engine", "local", "--eval-every", "0", "--batch-size", "4", "--num-rollouts", "16", "--clip-high", "0.28",
+    "--engine", "local", "--eval-every", "0", "--batch-size", "8", "--num-rollouts", "8", "--clip-high", "0.28",
     "--learning-rate", "3e-4", "--max-steps", "30",
     "--weights", "best_search=3", "found=1", "format=1",
 )  # fmt: skip
@@ -97,10 +98,12 @@ ARMS: Mapping[str, Arm] = {
         *AGENT, *SHOWING, "--blind", "names", "--phrases", "6", "--num-demonstrations", "150", "--max-steps", "36")),
     IMITATION: Arm(WARM, "sft_train", (
         *SHOWING, "--blind", "names", "--phrases", "6", "--num-demonstrations", "300", "--max-steps", "60")),
-    RULE: Arm(WARM, "sft_train", (*SHOWING, "--num-demonstrations", "0", "--max-steps", "120")),
-    TOLD: Arm(WARM, "sft_train", (*SHOWING, "--num-demonstrations", "0", "--max-steps", "120")),
+    RULE: Arm(WARM, "sft_train", (*SHOWING, "--num-demonstrations", "0", "--max-steps", "64")),
+    TOLD: Arm(WARM, "sft_train", (*SHOWING, "--num-demonstrations", "0", "--max-steps", "64")),
     EXPERT: Arm(WARM, "grpo_train", (*TRAINED, "--advantage", "best")),
     GRPO: Arm(WARM, "grpo_train", (*TRAINED, "--advantage", "reinforce++")),
+    EXPERT_READS: Arm(RULE, "grpo_train", (*TRAINED, "--advantage", "best")),
+    READS: Arm(RULE, "grpo_train", (*TRAINED, "--advantage", "reinforce++")),
     BY_WORDS: Arm(WARM, "grpo_train", (*TRAINED, "--advantage", "reinforce++", "--credit", "words")),
 }  # fmt: skip
 RECITED = {RULE: READ, TOLD: NAME}  # what the demonstrations search for

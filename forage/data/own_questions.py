@@ -51,7 +51,7 @@ def place(
         else:
             wanted = [min(each) for each in docs]
             near = [chunk for doc in wanted for chunk in chunks_of[doc]]
-            near = near or search(f"{row.question} {row.answer}", NEAREST)
+            near = near or [*search(f"{row.question} {row.answer}", NEAREST)]
             found = saying(row.answer, near) if told else near
             for doc in wanted if found and wanted else {chunk.doc_id: 0 for chunk in found}:
                 said = [chunk.id for chunk in found if chunk.doc_id == doc]

@@ -58,8 +58,10 @@ from forage.progress import Progress
 from forage.rollout.agreement import adapter_of, open_embedder, read_run
 from forage.rollout.options import RolloutOptions
 from forage.rollout.plans import LEASE, TRAINER, Claims, Plan, Played
+from forage.store.document_store import DocumentStore
 from forage.store.manifest import NO_EMBEDDER
 from forage.store.opening import open_address
+from forage.text import say
 
 # Playing: questions become episodes on disk, in one process or in several that share a folder through claims.
 #
@@ -217,6 +219,11 @@ class Rollout:
                 f"{len(without)} of {len(questions)} questions have no reference answer to compare with, so "
                 f"{', '.join(missing)} is {effect}"
             )
+        store = self.searcher.store
+        there = store.chunk_by_id.keys() if isinstance(store, DocumentStore) else set()  # a server doesn't list them
+        lost = [q.id for q in questions if there and q.relevant_chunk_ids and there.isdisjoint(q.relevant_chunk_ids)]
+        if lost:
+            say(f"{store.path} lacks what answers {len(lost)} of {len(questions)} questions, such as {lost[0]}")
 
     def reward_trial(self, question: Question) -> Episode:
         """The second of two made-up episodes, in which everything happens; nothing does in the first."""

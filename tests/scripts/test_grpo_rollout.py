@@ -12,7 +12,7 @@ from forage.agent.options import AgentSettings
 from forage.agent.protocol import write_answer, write_call
 from forage.agent.rewards import get_answer_similarity, get_format_reward, get_mrr, get_token_f1
 from forage.agent.searcher import Searcher
-from forage.data.records import Question
+from forage.data.records import Document, Question
 from forage.data.splits import read_splits
 from forage.engines.base import Engine, EngineError, Sample
 from forage.errors import UserError
@@ -21,6 +21,8 @@ from forage.rollout.options import RolloutOptions
 from forage.rollout.plans import Claims, Played, open_plans, plan_of
 from forage.rollout.rollout import Rollout, play_plan
 from forage.rollout.worker import keep_plan
+from forage.store.document_store import DocumentStore
+from forage.store.options import StoreOptions
 from grpo_rollout import get_reward_functions
 from tests.factories import EPISODE
 from tests.scripted_engine import search_many
@@ -221,8 +223,25 @@ def test_a_step_played_by_hand_leaves_its_plan_and_mixes_with_no_other(rollout, 
         keep_plan(tmp_path, replace(plan, seed=1))
 
 
-def test_a_broken_reward_stops_the_run_before_anything_is_played(rollout):
-    broken = {"mine": lambda episodes, questions: [float("nan")] * len(episodes)}
-    with pytest.raises(UserError, match="reward 'mine' gave nan"):
-        Rollout(rollout.options, rollout.engine, rollout.protocol, rollout.searcher, broken, rollout.by_id)
+def not_a_number(episodes, questions):
+    return [float("nan")] * len(episodes)
+
+
+def texts(episodes, questions):
+    """Ids of chunks have none."""
+    return [float(any(hit.text for search in episode.searches for hit in search.hits)) for episode in episodes]
+
+
+@pytest.mark.parametrize(("broken", "says"), [(not_a_number, "gave nan"), (texts, "raised AttributeError")])
+def test_a_broken_reward_stops_the_run_before_anything_is_played(rollout, broken, says):
+    with pytest.raises(UserError, match=f"reward 'mine' {says}"):
+        Rollout(rollout.options, rollout.engine, rollout.protocol, rollout.searcher, {"mine": broken}, rollout.by_id)
     assert rollout.engine.asked == []
+
+
+def test_passages_that_the_store_has_lost_are_counted(rollout, tmp_path, capsys):
+    store = DocumentStore.build(tmp_path / "s", [Document("a", "Gout", "Rest and ice.")], StoreOptions(embedder="none"))
+    asked = [replace(QUESTION, id=name, relevant_chunk_ids=ids) for name, ids in (("q", ("a#0",)), ("lost", ("b#0",)))]
+    by_id, searcher = {"train": {each.id: each for each in asked}}, Searcher(lambda: store, AgentSettings())
+    Rollout(rollout.options, rollout.engine, rollout.protocol, searcher, {"format": get_format_reward}, by_id)
+    assert f"{store.path} lacks what answers 1 of 2 questions, such as lost" in capsys.readouterr().out
