@@ -73,6 +73,11 @@ def check_folder(folder: Path) -> None:
     """Refuse a folder that is not a model, or only part of one."""
     if not (folder / "config.json").is_file():
         raise UserError(f"{folder} has no config.json, so it is not a model folder; name one")
+    from transformers import CONFIG_MAPPING
+
+    kind = read_manifest(folder / "config.json", "download it again").get("model_type")
+    if kind not in CONFIG_MAPPING:
+        raise UserError(f"{folder} is a model of type {kind!r}, which this version of transformers doesn't know")
     if missing := [file for file in weight_files(folder) if not (folder / file).is_file()]:
         raise UserError(f"{folder} lacks {len(missing)} of its weight files ({missing[0]}); download it again")
 

@@ -40,7 +40,10 @@ def test_auto_takes_what_is_there_and_says_why(packaged, monkeypatch, capsys):
 def test_folders_that_are_no_whole_model_are_refused(tmp_path):
     with pytest.raises(UserError, match=r"no config\.json"):
         check_folder(tmp_path)
-    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "config.json").write_text('{"model_type": "frobnicator"}')
+    with pytest.raises(UserError, match="a model of type 'frobnicator'"):
+        check_folder(tmp_path)
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
     with pytest.raises(UserError, match=r"lacks 1 of its weight files \(model\.safetensors\)"):
         check_folder(tmp_path)
     index = {"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}
