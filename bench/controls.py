@@ -55,7 +55,7 @@ from forage.text import IDLE, one_line, words_of
 
 DEV_SEED = 20
 K, TOKENS, SHOWN = 3, 40, 300  # passages of a search, and tokens of each; characters of a cell
-PLAYED, DEV = 500, 100  # held-out questions that are measured, and others that choices are made on
+PLAYED, DEV = 300, 100  # held-out questions that are measured, and others that choices are made on
 WORDS = 6  # of a description
 RAW, TITLE, NAME = "the question", "the first title found", "the name that is to be read"
 SEE, PHRASE = 'what follows "see" in what is shown first', "a phrase at random of what is shown first"
