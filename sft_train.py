@@ -59,8 +59,8 @@ def warm_start(options: SFTOptions, settings: AgentSettings, manifest: PolicyMan
 
 
 TOP = (
-    "data", "policy", "output-dir", "num-demonstrations", "demonstrations", "guess-words", "max-steps", "learning-rate",
-    "batch-size", "mode", "k", "task",
+    "data", "policy", "output-dir", "num-demonstrations", "demonstrations", "max-steps", "learning-rate", "batch-size",
+    "mode", "k", "task",
 )  # fmt: skip
 
 if __name__ == "__main__":

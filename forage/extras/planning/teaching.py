@@ -97,9 +97,8 @@ async def teach(
         ranks = {name: rank for name, found in hits.items() if (rank := first_relevant(found, question)) is not None}
         if ranks and leave_room(1, settings):
             name = choose.choice([name for name, rank in ranks.items() if rank == min(ranks.values())])
-            topic = topics[question.id]
-            act, sought = write_plan(topic, name), f"{name} of {topic}"
-            scripts[question, 0] = write_turns(question, [act], [sought], [hits[name]], protocol, settings, teacher)
+            plan = write_plan(topics[question.id], name)
+            scripts[question, 0] = write_turns(question, [plan], hits[name], protocol, settings, teacher)
     taught, broken = await recited(scripts, search_many, protocol, settings)
     return taught, broken + Counter({"no template finds what answers it": len(questions) - len(scripts)})
 
