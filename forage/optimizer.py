@@ -12,6 +12,8 @@ from forage.errors import check_at_least_one
 if TYPE_CHECKING:
     import torch
 
+CPU_BUDGET = 1024  # tokens of a micro-batch, where none are given and there is no GPU
+
 
 @dataclass(frozen=True)
 class OptimizerOptions:

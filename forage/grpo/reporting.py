@@ -33,6 +33,7 @@ from forage.runs.stats import (
     StepStats,
     advice,
     before_beside_after,
+    first_and_last,
     one_question,
     print_step,
     read_evaluations,
@@ -46,7 +47,7 @@ from forage.text import say
 
 
 def collect(run: Run, plan: Plan, batch: TrainingBatch, training: Mapping[str, float]) -> StepStats:
-    episodes = batch.episodes
+    episodes, questions = batch.episodes, {episode.question_id for episode in batch.episodes}
     rewards: dict[str, list[float | None]] = {"overall": list(batch.means_N.tolist())}
     rewards |= {name: [episode.rewards.get(name) for episode in episodes] for name in names_of_rewards(episodes)}
     update = run.options.update
@@ -57,9 +58,9 @@ def collect(run: Run, plan: Plan, batch: TrainingBatch, training: Mapping[str, f
         adapter=version_name(max(sampled_by(episode.adapter)[0] for episode in episodes)),
         rewards=rewards,
         groups={
-            "total": len(batch.groups()),
+            "total": len(questions),
             "flat": batch.flat,
-            "replaced": len(batch.groups().keys() - set(plan.questions)),
+            "replaced": len(questions - set(plan.questions)),
         },
         episodes=figures_of(episodes),
         stops=counted(e.stop for e in episodes) | ({"agent": batch.failed} if batch.failed else {}),
@@ -148,10 +149,9 @@ def open_reports(run: Run, *, first: bool) -> Iterator[Reports]:
 def compare(run: Run, play: Play) -> None:
     """The held-out rewards before and after training, beside plain RAG, and what they show."""
     options, run_dir = run.options, run.options.run_dir
-    said, last = verdict_on_run(run_dir), read_evaluations(run_dir)[run.step]
-    measured: dict[str, dict[str, float]] = {
-        name: rewards_of(run_dir, run.step, name) for name in ("found", "mrr") if name in last
-    }
+    before, after = first_and_last(run_dir)
+    said, last = verdict_on_run(run_dir, before, after), read_evaluations(run_dir)[run.step]
+    measured: dict[str, dict[str, float]] = {name: rewards_of(after, name) for name in ("found", "mrr") if name in last}
     plain = {name: play.plain_rag(list(values), name) for name, values in measured.items()}
     if any(plain.values()):
         write_plain_rag(run_dir, plain)
@@ -162,7 +162,7 @@ def compare(run: Run, play: Play) -> None:
     command = f"--data {options.rollout.data} --policy before={options.rollout.policy} after={run_dir}"
     command += f" --temperature {options.eval_temperature:g}"
     further = f"beside plain RAG, answers included: python evaluate.py {command}"
-    for line in (*before_beside_after(run_dir), *said, *one_question(run_dir), further):
+    for line in (*before_beside_after(run_dir), *said, *one_question(run_dir, before, after), further):
         say(line)
 
 

@@ -25,6 +25,7 @@ from forage.runs.stats import (
     advice,
     before_beside_after,
     data_of,
+    first_and_last,
     one_question,
     questions_of,
     read_evaluations,
@@ -82,7 +83,8 @@ def contents(run_dirs: Sequence[Path], max_episodes: int, max_tokens: int) -> di
 
 def told_of(run_dir: Path) -> list[str]:
     """What training changed, in lines: before, after and plain RAG, the verdict, and one question's episodes."""
-    return [*before_beside_after(run_dir), *verdict_on_run(run_dir), *one_question(run_dir)]
+    both = first_and_last(run_dir)
+    return [*before_beside_after(run_dir), *verdict_on_run(run_dir, *both), *one_question(run_dir, *both)]
 
 
 def made_printable(value: Any) -> Any:

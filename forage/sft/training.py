@@ -15,7 +15,7 @@ from forage.agent.episode import Episode
 from forage.data.splits import in_rounds
 from forage.errors import UserError
 from forage.files import remove_folder, write_jsonl
-from forage.optimizer import update_weights
+from forage.optimizer import CPU_BUDGET, update_weights
 from forage.policy.adapters import adapter_path, publish_adapter, restore_adapter, versions
 from forage.policy.checkpoint import load_checkpoint, save_checkpoint
 from forage.policy.logprobs import token_logprobs, unsharable
@@ -44,10 +44,9 @@ def train(options: SFTOptions, demonstrations: Sequence[Episode], policy: Any) -
     usual = 1e-3 if policy.get_nb_trainable_parameters()[1] < 10**9 else 2e-4
     rate = options.optimizer.learning_rate or usual
     options = replace(options, optimizer=replace(options.optimizer, learning_rate=rate))
-    checkpoints_activations = options.memory.gradient_checkpointing
-    if torch.cuda.is_available() if checkpoints_activations is None else checkpoints_activations:
+    if options.memory.gradient_checkpointing:
         policy.activation_checkpointing_enable(activation_checkpointing_kwargs={"use_reentrant": False})
-    budget = Budget(options.memory.token_budget or 1024)
+    budget = Budget(options.memory.token_budget or CPU_BUDGET)
     weights = [weight for weight in policy.parameters() if weight.requires_grad]
     optimizer = torch.optim.AdamW(
         weights, lr=options.optimizer.learning_rate, weight_decay=options.optimizer.weight_decay
