@@ -19,8 +19,8 @@ from forage.data.qa_rows import QARow, read_records, to_rows
 from forage.data.records import Document, Question
 from forage.data.relevance import make_questions
 from forage.data.scraping.content_folder import PageRecord
+from forage.data.scraping.fetcher import scrape
 from forage.data.scraping.page_text import Page, drop_boilerplate, read_page
-from forage.data.scraping.scraper import scrape
 from forage.errors import UserError
 from forage.progress import Counting, counted
 

@@ -260,7 +260,7 @@ def test_a_killed_run_does_not_go_on_with_data_that_was_made_again(ground, tmp_p
     data = shutil.copytree(ground, tmp_path / "data", symlinks=True)
     write_episodes(data / "more.jsonl", [])
     given = replace(options(data, tmp_path / "warm"), demonstrations=(data / "more.jsonl",))
-    monkeypatch.setattr("forage.sft.demonstrations.Vetting.read", lambda *_: [])
+    monkeypatch.setattr("forage.sft.training.Vetting.read", lambda *_: [])
     killed(given, "update", 0)
     before = (data / name).read_text()
     (data / name).write_text(before.replace("gout", "Gout") + "\n")
