@@ -71,7 +71,7 @@ def main(options: Options) -> None:
 
         policy = load_policy(model, tokenizer, options)
         measured = evaluation.rewritten("untrained", policy, evaluation.raw()) if is_first() else []
-        if options.warm.warm_steps:
+        if options.warm_steps:
             with first_process_first():
                 warm = warm_start(options, data, model, tokenizer)
             policy = load_policy(warm, tokenizer, options)

@@ -158,10 +158,9 @@ def compare(run: Run, play: Play) -> None:
         for name in [*measured][:1]:
             rivals = ("the trained policy", "plain RAG", name)
             said += verdicts(*rivals, measured[name], plain[name], options.rollout.data)
-    print(f"{len(run.eval_questions)} held-out questions, {played_at(options.eval_temperature)}; 95 % intervals:")
+    print(f"{len(run.eval_questions)} held-out questions, {played_at(0.0)}; 95 % intervals:")
     command = f"--data {options.rollout.data} --policy before={options.rollout.policy} after={run_dir}"
-    command += f" --temperature {options.eval_temperature:g}"
-    further = f"beside plain RAG, answers included: python evaluate.py {command}"
+    further = f"beside plain RAG, answers included: python evaluate.py {command} --temperature 0"
     for line in (*before_beside_after(run_dir), *said, *one_question(run_dir, before, after), further):
         say(line)
 

@@ -36,7 +36,7 @@ from forage.extras.rewriter.actors import (
     write_texts,
 )
 from forage.extras.rewriter.data import Data, Row, Search
-from forage.extras.rewriter.options import Options, PPOOptions, WarmOptions
+from forage.extras.rewriter.options import Options, PPOOptions
 from forage.extras.rewriter.ppo import PromptBatch, Training, make_optimizer, train_own
 from forage.extras.rewriter.rewards import MEASURES, Episode, Scorer
 from forage.extras.rewriter.trl_backend import train_trl
@@ -54,6 +54,7 @@ from forage.text import first_words
 IGNORED = -100  # label of tokens that are not learned
 MAX_NORM = 1.0
 WORDS = 12  # of a document, which the model learns to write
+BATCH = 8  # questions of an update
 
 Example = tuple[tuple[int, ...], str]
 """A prompt's tokens and the text to write after it."""
@@ -67,7 +68,7 @@ def warm_start(options: Options, data: Data, model: str, tokenizer: Any) -> str:
         if options.actor.lora_rank:
             policy.lm = with_adapter(policy.lm, options.actor.lora_rank, options.seed)
         examples = examples_of(data.train, data.texts)
-        train_warm(policy, tokenizer, examples, options.warm, 5 * options.actor.usual_rate, options.seed)
+        train_warm(policy, tokenizer, examples, options.warm_steps, 5 * options.actor.usual_rate, options.seed)
         save_lm(policy, model, tokenizer, folder)
     return str(folder)
 
@@ -86,20 +87,18 @@ def beginning_of(text: str, words: int) -> str:
     return first_words(rest if rest.strip() else title, words)
 
 
-def train_warm(
-    policy: Policy, tokenizer: Any, examples: Sequence[Example], options: WarmOptions, rate: float, seed: int
-) -> None:
+def train_warm(policy: Policy, tokenizer: Any, examples: Sequence[Example], steps: int, rate: float, seed: int) -> None:
     """Train the policy's adapter, or all its weights where it has none, in fp32, to write the texts of the examples."""
     weights = [weight for weight in policy.lm.parameters() if weight.requires_grad]
     optimizer = torch.optim.AdamW(weights, lr=rate, weight_decay=0.0)
     draw = random.Random(seed)
-    for step in range(options.warm_steps):
-        batch = [draw.choice(examples) for _ in range(options.warm_batch_size)]
+    for step in range(steps):
+        batch = [draw.choice(examples) for _ in range(BATCH)]
         loss = warm_loss(policy, tokenizer, batch)
         loss.backward()
-        update_weights(optimizer, rate * (1 - step / options.warm_steps), MAX_NORM)
-        if (step + 1) % 10 == 0 or step + 1 == options.warm_steps:
-            print(f"warm start, update {step + 1} of {options.warm_steps}: loss {loss.item():.3f}", flush=True)
+        update_weights(optimizer, rate * (1 - step / steps), MAX_NORM)
+        if (step + 1) % 10 == 0 or step + 1 == steps:
+            print(f"warm start, update {step + 1} of {steps}: loss {loss.item():.3f}", flush=True)
 
 
 def warm_loss(policy: Policy, tokenizer: Any, examples: Sequence[Example]) -> Any:
