@@ -198,7 +198,7 @@ def draw_panel(axes: Axes, figures: Mapping[int, Mapping[str, Any]], lines: Mapp
 
 
 def phase_seconds(stats: Sequence[StepStats]) -> dict[str, list[float]]:
-    """Seconds of each step by phase. Example: {"rollout": 20, "generate": 15} gives rollout 20, which includes the other."""
+    """Seconds of each step by phase, none twice. Example: {"rollout": 20, "generate": 15} gives rollout 20."""
     names = dict.fromkeys(name for step in stats for name in step.seconds if name not in NO_PHASES)
     return {name: [step.seconds.get(name, 0.0) for step in stats] for name in names}
 

@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 from forage.errors import UserError
 from forage.grpo import training
 from forage.grpo.learner import Learner
-from forage.grpo.sequence_parallel import check_split
+from forage.grpo.sharding import check_split
 from forage.policy.adapters import adapter_path
 from forage.policy.packing import pack
 from forage.policy.policy import packed_layers
