@@ -209,15 +209,13 @@ CONFIGS = Path(__file__).parent / "deepspeed"
 MOMENTS = ("exp_avg", "exp_avg_sq")  # AdamW's state for each weight, besides the number of updates
 
 
-def make_strategy(
-    scorer: Scorer, weight_decay: float, sharding: Sharding, offload: Offload, configs: Path
-) -> Replicated:
+def make_strategy(scorer: Scorer, weight_decay: float, sharding: Sharding, offload: Offload) -> Replicated:
     if sharding == "none":
         return Replicated(scorer, weight_decay)
     if sharding == "fsdp2":
         return FullyShardedDataParallel(scorer, weight_decay)
     strategy = Zero2 if sharding == "zero2" else Zero3
-    return strategy(scorer, weight_decay, with_offload(json.loads((configs / f"{sharding}.json").read_text()), offload))
+    return strategy(scorer, weight_decay, with_offload(json.loads((CONFIGS / f"{sharding}.json").read_text()), offload))
 
 
 def with_offload(config: dict[str, Any], offload: Offload) -> dict[str, Any]:
@@ -511,7 +509,6 @@ class ShardedLearner(Learner):
         sharding: Sharding = "none",
         sequence_parallel: int = 1,
         offload: Offload = "none",
-        configs: Path = CONFIGS,
         chunk: int = 256,
     ) -> None:
         self.rank, self.world, self.device = rank(), world(), process_device()
@@ -523,7 +520,7 @@ class ShardedLearner(Learner):
             group, _ = dist.new_subgroups(sequence_parallel)  # type: ignore[no-untyped-call]
             shared = SequenceParallelPolicy(policy, group)
         scorer = LockstepScorer(policy, same_chunks=sharding == "zero3", chunk=chunk, shared=shared)
-        self.strategy = make_strategy(scorer, weight_decay, sharding, offload, configs)
+        self.strategy = make_strategy(scorer, weight_decay, sharding, offload)
         self._reference: list[Tensor] = []
         torch.manual_seed(torch.initial_seed() + self.rank)  # each process draws its own dropout
 

@@ -49,7 +49,7 @@ from forage.processes import gathered, is_first, rank, world
 from forage.runs import trackers
 from forage.runs.plots import STYLE, draw_panel, save_figure
 from forage.runs.trackers import Log, chosen, open_tracker
-from forage.text import first_words
+from forage.text import body_of
 
 IGNORED = -100  # label of tokens that are not learned
 MAX_NORM = 1.0
@@ -84,7 +84,7 @@ def beginning_of(text: str, words: int) -> str:
     Example: "Gout\\nWhat is gout? A joint hurts and swells.", 3 words: "A joint hurts".
     """
     title, _, rest = text.partition("\n")
-    return first_words(rest if rest.strip() else title, words)
+    return " ".join(body_of(rest if rest.strip() else title).split()[:words])
 
 
 def train_warm(policy: Policy, tokenizer: Any, examples: Sequence[Example], steps: int, rate: float, seed: int) -> None:
