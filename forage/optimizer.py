@@ -52,6 +52,14 @@ class MemoryOptions:
         return replace(self, token_budget=self.token_budget or max(4096, longest), gradient_checkpointing=again)
 
 
+def adamw(model: Any, weight_decay: float = 0.0) -> torch.optim.Optimizer:
+    """AdamW over what is trained of a model; `update_weights` sets the learning rate."""
+    import torch
+
+    trained = [weight for weight in model.parameters() if weight.requires_grad]
+    return torch.optim.AdamW(trained, lr=0.0, weight_decay=weight_decay)
+
+
 def update_weights(optimizer: torch.optim.Optimizer, learning_rate: float, max_norm: float) -> float:
     """Take a step with the gradients, clipped to a norm, and drop them. Returns the norm; if it is not finite, nothing
     changes.

@@ -235,13 +235,13 @@ class Drawing:
     Example: steps end after 8, 16, 24, 32 and 50 seconds, the second one with an evaluation: drawn at 16 and 50.
     """
 
-    def __init__(self, run_dir: Path, clock: Callable[[], float] = time.monotonic) -> None:
-        self._run_dir, self._clock, self._began = run_dir, clock, clock()
+    def __init__(self, run_dir: Path) -> None:
+        self._run_dir, self._began = run_dir, time.monotonic()
         self._process: subprocess.Popen[str] | None = None
 
     def after(self, stats: StepStats) -> None:
         """Draw, if it is time to; never two at once."""
-        now = self._clock()
+        now = time.monotonic()
         if stats.evaluation is None and now - self._began < DRAW_EVERY:
             return
         if self._process is None or self._process.poll() is not None:

@@ -675,8 +675,6 @@ class LockstepScorer(Scorer):
 
     def forward(self, batch: TokenBatch, temperature: float) -> TokenScores:
         if self.shared:
-            if batch.tree is not None:
-                raise ValueError("the rows of a tree can't be split among processes")
             part = self.shared.own_columns(batch)
             return self.shared.gather_scores(token_scores(self.shared, part, self.chunk, temperature), batch)
         predicted = batch.predictions

@@ -20,7 +20,7 @@ from forage.agent.vetting import Vetting
 from forage.data.splits import in_rounds, read_training_questions
 from forage.errors import UserError
 from forage.files import remove_folder, write_jsonl
-from forage.optimizer import CPU_BUDGET, update_weights
+from forage.optimizer import CPU_BUDGET, adamw, update_weights
 from forage.policy.adapters import adapter_path, publish_adapter, restore_adapter, versions
 from forage.policy.checkpoint import load_checkpoint, save_checkpoint
 from forage.policy.logprobs import token_logprobs, unsharable
@@ -81,10 +81,7 @@ def train(options: SFTOptions, demonstrations: Sequence[Episode], policy: Any) -
     if options.memory.gradient_checkpointing:
         policy.activation_checkpointing_enable(activation_checkpointing_kwargs={"use_reentrant": False})
     budget = Budget(options.memory.token_budget or CPU_BUDGET)
-    weights = [weight for weight in policy.parameters() if weight.requires_grad]
-    optimizer = torch.optim.AdamW(
-        weights, lr=options.optimizer.learning_rate, weight_decay=options.optimizer.weight_decay
-    )
+    optimizer = adamw(policy, options.optimizer.weight_decay)
     trained, held_out = split(demonstrations, options)
     groups = by_question(trained)  # in one batch: what they begin with is computed once
     state, best = options.output_dir / "state", options.output_dir / "best"

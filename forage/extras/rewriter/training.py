@@ -43,7 +43,7 @@ from forage.extras.rewriter.trl_backend import train_trl
 from forage.files import write_jsonl
 from forage.manifest import plain
 from forage.metrics import bootstrapped, clear, span, verdict
-from forage.optimizer import update_weights
+from forage.optimizer import adamw, update_weights
 from forage.policy.checkpoint import load_checkpoint, save_checkpoint
 from forage.processes import gathered, is_first, rank, world
 from forage.runs import trackers
@@ -89,8 +89,7 @@ def beginning_of(text: str, words: int) -> str:
 
 def train_warm(policy: Policy, tokenizer: Any, examples: Sequence[Example], steps: int, rate: float, seed: int) -> None:
     """Train the policy's adapter, or all its weights where it has none, in fp32, to write the texts of the examples."""
-    weights = [weight for weight in policy.lm.parameters() if weight.requires_grad]
-    optimizer = torch.optim.AdamW(weights, lr=rate, weight_decay=0.0)
+    optimizer = adamw(policy.lm)
     draw = random.Random(seed)
     for step in range(steps):
         batch = [draw.choice(examples) for _ in range(BATCH)]
