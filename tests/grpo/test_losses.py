@@ -7,7 +7,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forage.errors import UserError
 from forage.grpo.losses import (
     ScoredBatch,
     Totals,
