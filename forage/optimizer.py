@@ -56,8 +56,7 @@ def adamw(model: Any, weight_decay: float = 0.0) -> torch.optim.Optimizer:
     """AdamW over what is trained of a model; `update_weights` sets the learning rate."""
     import torch
 
-    trained = [weight for weight in model.parameters() if weight.requires_grad]
-    return torch.optim.AdamW(trained, lr=0.0, weight_decay=weight_decay)
+    return torch.optim.AdamW([w for w in model.parameters() if w.requires_grad], weight_decay=weight_decay)
 
 
 def update_weights(optimizer: torch.optim.Optimizer, learning_rate: float, max_norm: float) -> float:
