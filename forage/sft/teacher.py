@@ -13,7 +13,7 @@ from typing import Literal
 from forage.agent.agent import Agent, BatchedSearch, Found, SearchMany, sample_name, searched_for
 from forage.agent.episode import STOPS, Episode
 from forage.agent.options import AgentSettings
-from forage.agent.protocol import FAULTS, Passage, Protocol, write_answer, write_call
+from forage.agent.protocol import CALL_OPENING, FAULTS, Passage, Protocol, write_answer, write_call
 from forage.agent.tools import functions_for
 from forage.data.records import Question, asked_of
 from forage.engines.base import Engine, Request, Sample
@@ -225,7 +225,7 @@ class Reciter(Engine):
     async def generate(self, request: Request) -> Sample:
         text, opening = self._left[request.episode].pop(0), self._protocol.call_opening
         begun = request.ids[-len(opening) :] == opening  # --force-search
-        ids = self._protocol.call_rest_ids(text) if begun else self._protocol.turn_ids(text)
+        ids = self._protocol.turn_ids(text.removeprefix(CALL_OPENING) if begun else text)
         if len(ids) > request.max_tokens:
             return Sample(tuple(ids[: request.max_tokens]), (0.0,) * request.max_tokens, "length")
         return Sample(tuple(ids), (0.0,) * len(ids), "stop")

@@ -17,7 +17,7 @@ from forage.agent.options import AgentSettings
 from forage.agent.protocol import Protocol
 from forage.agent.searcher import searching
 from forage.agent.vetting import Vetting
-from forage.data.splits import in_rounds, read_training_questions
+from forage.data.splits import draw_questions, in_rounds
 from forage.errors import UserError
 from forage.files import remove_folder, write_jsonl
 from forage.optimizer import CPU_BUDGET, adamw, update_weights
@@ -47,8 +47,7 @@ def get_demonstrations(options: SFTOptions, protocol: Protocol, settings: AgentS
 
 def play_demonstrations(options: SFTOptions, protocol: Protocol, settings: AgentSettings) -> list[Episode]:
     """The teacher's."""
-    questions = read_training_questions(options.data)
-    chosen = random.Random(options.seed).sample(questions, min(options.num_demonstrations, len(questions)))
+    chosen = draw_questions(options.data, options.num_demonstrations, options.seed)
     search = searching(open_address(options.address, options.data), settings)
     print(f"the teacher searches for {len(chosen)} questions", flush=True)
     taught, without = asyncio.run(demonstrate(chosen, search, protocol, settings, options.teacher, options.seed))

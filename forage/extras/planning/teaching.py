@@ -25,7 +25,7 @@ from forage.agent.protocol import Protocol
 from forage.agent.searcher import searching
 from forage.arguments import POSITIONAL, run_script
 from forage.data.records import Question
-from forage.data.splits import read_training_questions
+from forage.data.splits import draw_questions
 from forage.errors import UserError
 from forage.extras.planning.tool import PLAN, Library, about, read_library, write_plan
 from forage.policy.manifest import read_policy_manifest
@@ -73,8 +73,7 @@ def main(options: Options) -> None:
         raise UserError(f'the agent has no tool {PLAN!r}; put "{PLAN}": planner(...) into get_tools of grpo_rollout.py')
     protocol = Protocol.playing(load_tokenizer(read_policy_manifest(options.policy)), settings)
     search_many = searching(open_address(options.address, options.data), settings)
-    questions = read_training_questions(options.data)
-    chosen = random.Random(options.seed).sample(questions, min(options.num_demonstrations, len(questions)))
+    chosen = draw_questions(options.data, options.num_demonstrations, options.seed)
     plans, without = asyncio.run(teach(chosen, library, search_many, protocol, settings, options.teacher, options.seed))
     if not plans:
         raise UserError(f"{options.library} gives no demonstration{causes_of(without)}; build it from other episodes")
