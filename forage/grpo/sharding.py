@@ -81,7 +81,7 @@ from forage.processes import (
 # Example: 2 processes, 4 heads, a row of tokens 0..5. The first process computes tokens 0 1 2 with all heads, then the
 # attention of heads 0 1 for all six tokens, then tokens 0 1 2 again.
 
-NAME = "shared_rows"  # the attention function's name in transformers' registry
+SHARED_ROWS = "shared_rows"  # the attention function's name in transformers' registry
 
 
 def check_split(config: Any, size: int, world: int) -> None:
@@ -111,8 +111,8 @@ class SequenceParallelPolicy:
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
         self.hidden_BTD: Tensor = torch.empty(0)
         # Not in transformers' registry of masks, so that it builds none: it would mask this process's tokens only.
-        AttentionInterface.register(NAME, self.attention)
-        policy.get_base_model().set_attn_implementation(NAME)
+        AttentionInterface.register(SHARED_ROWS, self.attention)
+        policy.get_base_model().set_attn_implementation(SHARED_ROWS)
 
     @property
     def config(self) -> Any:

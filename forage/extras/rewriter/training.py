@@ -53,8 +53,8 @@ from forage.text import body_of
 
 IGNORED = -100  # label of tokens that are not learned
 MAX_NORM = 1.0
-WORDS = 12  # of a document, which the model learns to write
-BATCH = 8  # questions of an update
+WARM_WORDS = 12  # of a document, which the model learns to write
+WARM_BATCH = 8  # questions of its update
 
 Example = tuple[tuple[int, ...], str]
 """A prompt's tokens and the text to write after it."""
@@ -75,7 +75,7 @@ def warm_start(options: Options, data: Data, model: str, tokenizer: Any) -> str:
 
 def examples_of(rows: Sequence[Row], texts: Mapping[str, str]) -> list[Example]:
     """Each question's prompt, and the beginning of its first relevant document."""
-    return [(row.prompt, beginning_of(texts[row.relevant_doc_ids[0]], WORDS)) for row in rows]
+    return [(row.prompt, beginning_of(texts[row.relevant_doc_ids[0]], WARM_WORDS)) for row in rows]
 
 
 def beginning_of(text: str, words: int) -> str:
@@ -92,7 +92,7 @@ def train_warm(policy: Policy, tokenizer: Any, examples: Sequence[Example], step
     optimizer = adamw(policy.lm)
     draw = random.Random(seed)
     for step in range(steps):
-        batch = [draw.choice(examples) for _ in range(BATCH)]
+        batch = [draw.choice(examples) for _ in range(WARM_BATCH)]
         loss = warm_loss(policy, tokenizer, batch)
         loss.backward()
         update_weights(optimizer, rate * (1 - step / steps), MAX_NORM)
