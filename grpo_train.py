@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from contextlib import ExitStack, closing
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from forage.agent.options import AGENT_FILE, write_agent
 from forage.agent.rewards import MakeRewards
@@ -24,9 +23,6 @@ from forage.arguments import run_script
 from forage.grpo.options import PRESETS, TrainOptions
 from forage.processes import is_first, leave_processes
 from grpo_rollout import get_reward_functions
-
-if TYPE_CHECKING:
-    pass
 
 
 def main(options: TrainOptions, make_rewards: MakeRewards = get_reward_functions) -> None:

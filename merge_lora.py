@@ -66,8 +66,16 @@ class Options:
 
 def main(options: Options) -> None:
     options.check()
-    from forage.publishing.merged import check, check_output, find_adapter, find_base, proof_texts, write_merged
-    from forage.publishing.model_card import measured, model_card
+    from forage.publishing.merged import (
+        check,
+        check_output,
+        find_adapter,
+        find_base,
+        measured,
+        model_card,
+        proof_texts,
+        write_merged,
+    )
 
     output, dtype = options.output_path, options.dtype
     adapter = find_adapter(options.lora_model)

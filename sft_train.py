@@ -43,8 +43,7 @@ def warm_start(options: SFTOptions, settings: AgentSettings, manifest: PolicyMan
     from forage.policy.adapters import publish_adapter
     from forage.policy.policy import check_length, load_policy, load_tokenizer
     from forage.runs.run_folder import keep_options
-    from forage.sft.demonstrations import get_demonstrations
-    from forage.sft.training import train
+    from forage.sft.training import get_demonstrations, train
 
     check_length(manifest, settings.max_tokens)
     given = {str(path): file_digest(path) for path in options.demonstrations if path.exists()}  # or it is compressed
@@ -59,8 +58,8 @@ def warm_start(options: SFTOptions, settings: AgentSettings, manifest: PolicyMan
 
 
 TOP = (
-    "data", "policy", "output-dir", "num-demonstrations", "demonstrations", "guess-words", "max-steps", "learning-rate",
-    "batch-size", "mode", "k", "task",
+    "data", "policy", "output-dir", "num-demonstrations", "demonstrations", "max-steps", "learning-rate", "batch-size",
+    "mode", "k", "task",
 )  # fmt: skip
 
 if __name__ == "__main__":

@@ -46,10 +46,8 @@ def main(options: Options) -> None:
     options.check()
     from forage.extras.rewriter.actors import GPU_MODEL, load_policy, load_tokenizer, make_actors, save_lm
     from forage.extras.rewriter.data import origins, read_data
-    from forage.extras.rewriter.evaluation import Evaluation
     from forage.extras.rewriter.rewards import Scorer, load_reward
-    from forage.extras.rewriter.training import train
-    from forage.extras.rewriter.warm_start import warm_start
+    from forage.extras.rewriter.training import Evaluation, train, warm_start
     from forage.policy.base_models import resolve_model
     from forage.runs.run_folder import run_folder
 
@@ -73,7 +71,7 @@ def main(options: Options) -> None:
 
         policy = load_policy(model, tokenizer, options)
         measured = evaluation.rewritten("untrained", policy, evaluation.raw()) if is_first() else []
-        if options.warm.warm_steps:
+        if options.warm_steps:
             with first_process_first():
                 warm = warm_start(options, data, model, tokenizer)
             policy = load_policy(warm, tokenizer, options)

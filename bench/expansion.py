@@ -10,10 +10,9 @@ import numpy as np
 
 from forage.data.records import Question
 from forage.metrics import reciprocal_rank
-from forage.sft.demonstrations import words_of
 from forage.store.document_store import DocumentStore
 from forage.store.fusion import Hit
-from forage.text import IDLE
+from forage.text import IDLE, folded, spoken_words
 
 Search = Callable[[Sequence[str]], list[list[str]]]
 """Chunk ids, best first, for each text."""
@@ -49,6 +48,11 @@ class RM3:
         parts = len(words_of(question)) * RM3_PARTS * (1 - self.own) / self.own
         said = [word for word, weight in kept for _ in range(round(parts * weight / share))]
         return " ".join([question] * RM3_PARTS + said)
+
+
+def words_of(text: str) -> list[str]:
+    """Example: "It's Gout: rest" gives "it's", "gout", "rest"."""
+    return spoken_words(folded(text))
 
 
 def rm3_queries(store: DocumentStore, questions: Sequence[Question], settings: RM3) -> list[str]:

@@ -182,9 +182,9 @@ def fixed(value: T) -> T:
     return cast("T", chosen)
 
 
-def flags_of(options: type, defaults: object = MISSING, group: str = "") -> Iterator[Flag]:
+def flags_of(options: type, defaults: object = MISSING) -> Iterator[Flag]:
     """Every flag of a dataclass, including those of nested dataclasses."""
-    group = group or " ".join((inspect.getdoc(options) or "").split("\n\n")[0].split())
+    group = " ".join((inspect.getdoc(options) or "").split("\n\n")[0].split())
     hints, texts = get_type_hints(options), _field_texts(options)
     marked = get_type_hints(options, include_extras=True)
     for each in fields(options):

@@ -12,6 +12,8 @@ from forage.errors import check_at_least_one
 if TYPE_CHECKING:
     import torch
 
+CPU_BUDGET = 1024  # tokens of a micro-batch, where none are given and there is no GPU
+
 
 @dataclass(frozen=True)
 class OptimizerOptions:
@@ -48,6 +50,13 @@ class MemoryOptions:
             return self
         again = quantized if self.gradient_checkpointing is None else self.gradient_checkpointing
         return replace(self, token_budget=self.token_budget or max(4096, longest), gradient_checkpointing=again)
+
+
+def adamw(model: Any, weight_decay: float = 0.0) -> torch.optim.Optimizer:
+    """AdamW over what is trained of a model; `update_weights` sets the learning rate."""
+    import torch
+
+    return torch.optim.AdamW([w for w in model.parameters() if w.requires_grad], weight_decay=weight_decay)
 
 
 def update_weights(optimizer: torch.optim.Optimizer, learning_rate: float, max_norm: float) -> float:

@@ -110,11 +110,6 @@ def body_of(answer: str) -> str:
     return " ".join(body or sentences)
 
 
-def first_words(answer: str, words: int) -> str:
-    """The first words of an answer, after its headings. Example: "What is gout? A joint hurts.", 2 words: "A joint"."""
-    return " ".join(body_of(answer).split()[:words])
-
-
 def encodable(text: str) -> str:
     """Text that UTF-8 can hold. JSON allows half of an emoji, as in "toe \\ud83d": it becomes a question mark."""
     return SURROGATE.sub("?", text)

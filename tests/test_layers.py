@@ -26,7 +26,7 @@ LEVEL = {folder: level for level, folders in enumerate(LAYERS) for folder in fol
 SCRIPTS = {path.stem for path in ROOT.glob("*.py")}
 # Packages of the core beside the road: what grpo_train.py can do without. They know the road, which does not know them.
 BESIDE = (
-    "evaluate", "forage.evaluation", "forage.publishing", "forage.runs.page_data", "forage.runs.plots",
+    "evaluate", "forage.evaluation", "forage.publishing", "forage.runs.plots",
     "forage.runs.report", "forage.runs.trackers", "forage.sft",
 )  # fmt: skip
 # What the road imports of them nevertheless; to become empty.

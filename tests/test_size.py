@@ -20,27 +20,27 @@ from tests.road import make_start, measure, walk
 
 # folder: (tokens of its Python files, modules directly in it). A folder of forage/ holds those inside it.
 BUDGETS = {
-    "scripts": (9_740, 11),  # those in the root
-    "forage": (13_630, 12),  # the modules of forage/ itself
-    "forage/agent": (15_400, 9),
-    "forage/data": (16_130, 12),
-    "forage/engines": (10_580, 7),
-    "forage/evaluation": (11_680, 9),
-    "forage/extras": (46_830, 9),
-    "forage/grpo": (20_450, 12),
-    "forage/policy": (10_290, 10),
-    "forage/publishing": (3_180, 3),
-    "forage/rollout": (7_120, 5),
-    "forage/runs": (9_610, 6),
-    "forage/sft": (5_680, 4),
-    "forage/store": (12_270, 10),
+    "scripts": (9_699, 11),  # those in the root
+    "forage": (13_627, 12),  # the modules of forage/ itself
+    "forage/agent": (15_153, 9),
+    "forage/data": (16_089, 12),
+    "forage/engines": (11_028, 5),
+    "forage/evaluation": (11_678, 9),
+    "forage/extras": (46_679, 9),
+    "forage/grpo": (20_173, 10),
+    "forage/policy": (9_662, 9),
+    "forage/publishing": (3_124, 2),
+    "forage/rollout": (7_102, 5),
+    "forage/runs": (9_505, 5),
+    "forage/sft": (4_575, 3),
+    "forage/store": (12_245, 10),
     "bench": (23_330, 13),
     "tests": (228_750, 52),
 }
 ROAD = {"files": 60, "functions": 570, "lines": 5_105}  # a processor without bf16 units calls some others
 OPTIONS = {"grpo_train": 60}
 OTHER_SCRIPTS_OPTIONS = 45
-PAGES = 2_920  # lines of README.md, RESULTS.md, CHANGELOG.md and docs/
+PAGES = 2_916  # lines of README.md, RESULTS.md, CHANGELOG.md and docs/
 WAY_OUT = "cut, or raise the budget in tests/test_size.py in the same commit and say why in its message"
 LAYOUT = {
     tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER,

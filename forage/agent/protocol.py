@@ -338,10 +338,6 @@ class Protocol:
         """The tokens of a call, up to its query."""
         return tuple(self.encode(CALL_OPENING))
 
-    def call_rest_ids(self, text: str) -> list[int]:
-        """The tokens of a turn that was begun with `call_opening`, without those."""
-        return self.turn_ids(text.removeprefix(CALL_OPENING))
-
     def join(self, results: Sequence[str], last: int | None) -> list[int]:
         """Tokens between two turns: what follows the last sampled token of one, `last`, up to the start of the next."""
         _, _, before, after, _ = self._delimiters

@@ -5,25 +5,22 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from forage.agent.agent import SearchMany, searched_for
 from forage.agent.options import AgentSettings
-from forage.data.chunking import Chunk
-from forage.data.own_questions import SAID
 from forage.data.records import Question
 from forage.errors import UserError
 from forage.store.bm25 import Tokenizer
 from forage.store.fusion import Hit
 from forage.store.opening import Store
 from forage.store.remote import RemoteStore
-from forage.text import COUNTED, IDLE, count_words, cut_to_words, titled, words_of
+from forage.text import COUNTED, count_words, words_of
 
 # Window: which part of a passage the policy is shown, as only its first tokens fit.
 
-MOST_TRIED = 500  # questions
 SHORTEST = 8  # words of a window
 PER_TOKEN = 0.72  # words of a passage that a token of it holds, about
 LEAD = 0.3  # share of the room beside what was asked for that is shown before it; what answers tends to follow
@@ -56,24 +53,6 @@ def best_start(text: str, query: str, title: str, stems: Callable[[str], list[st
     first, last = best
     before = int(LEAD * (room - (last + 1 - first)))
     return spans[max(0, min(first - before, len(spans) - room))][0]
-
-
-def seen_share(
-    questions: Sequence[Question], chunks: Mapping[str, Chunk], stems: Callable[[str], list[str]]
-) -> float | None:
-    """The share of the questions of whose answer a search for them shows most telling words, if it finds the relevant
-    passages; measured on some if there are many, None if none has an answer."""
-    asked = [question for question in questions if question.answer and question.relevant_chunk_ids]
-    asked, tokens = asked[:: len(asked) // MOST_TRIED + 1], AgentSettings.passage_tokens
-    shares = []
-    for question in asked:
-        shown = ""  # about what a new policy is shown of each passage
-        for chunk in map(chunks.__getitem__, question.relevant_chunk_ids[: AgentSettings.k]):
-            window = chunk.text[best_start(chunk.text, question.question, chunk.title, stems, tokens) :]
-            shown += f"{cut_to_words(titled(chunk.title, window), round(PER_TOKEN * tokens))} "
-        telling = set(words_of(question.answer)) - IDLE
-        shares.append(len(telling & set(words_of(shown))) >= SAID * len(telling))
-    return sum(shares) / len(shares) if shares else None
 
 
 # Searcher

@@ -19,8 +19,8 @@ from forage.data.qa_rows import QARow, read_records, to_rows
 from forage.data.records import Document, Question
 from forage.data.relevance import make_questions
 from forage.data.scraping.content_folder import PageRecord
+from forage.data.scraping.fetcher import scrape
 from forage.data.scraping.page_text import Page, drop_boilerplate, read_page
-from forage.data.scraping.scraper import scrape
 from forage.errors import UserError
 from forage.progress import Counting, counted
 
@@ -62,7 +62,7 @@ def load_corpus(options: DatasetOptions) -> Corpus:
     """Read the rows, fetch their pages, make the documents."""
     sample = options.dataset_name == "sample"
     source = str(QUESTIONS) if sample else options.dataset_name
-    rows, lacking = to_rows(read_records(source, options.cache_dir, options.dataset_split), options.columns)
+    rows, lacking = to_rows(read_records(source, options.cache_dir), options.columns)
     pages: dict[str, PageRecord] = {}
     if options.scrape:
         served: AbstractContextManager[dict[str, str]] = sample_sites() if sample else nullcontext({})

@@ -33,8 +33,6 @@ class DatasetOptions:
     dataset_name: str = "lavita/MedQuAD"
     """Hub name; a .jsonl, .jsonl.gz, .csv or .parquet file; a folder in BEIR's layout; or sample (the corpus in
     sample_data/)."""
-    dataset_split: str = "train"
-    """Split to read from a hub data set."""
     cache_dir: Path = Path("data/cache")
     """Folder for hub downloads."""
     content_dir: Path = Path("data/pages")

@@ -90,14 +90,14 @@ def to_rows(
     return rows, lacking
 
 
-def read_records(dataset_name: str, cache_dir: Path, split: str = "train") -> Iterator[dict[str, Any]]:
-    """The records of a local file, recognised by its suffix, or of a data set on the hub."""
+def read_records(dataset_name: str, cache_dir: Path) -> Iterator[dict[str, Any]]:
+    """The records of a local file, recognised by its suffix, or of a hub data set's split train."""
     path = Path(dataset_name)
     kind = next((kind for kind in FILES if path.name.endswith(kind)), "")
     if path.exists() and not kind:
         raise UserError(f"{path} is not a .jsonl, .jsonl.gz, .csv or .parquet file; {ALTERNATIVES}")
     if not kind:
-        return _hub_records(dataset_name, cache_dir, split)
+        return _hub_records(dataset_name, cache_dir)
     if not path.is_file():
         raise UserError(f"{path}: no such file; {ALTERNATIVES}")
     return FILES[kind](path)
@@ -143,7 +143,7 @@ def _csv_records(path: Path) -> Iterator[dict[str, Any]]:
 FILES = {".jsonl": _json_records, ".jsonl.gz": _json_records, ".csv": _csv_records, ".parquet": _parquet_records}
 
 
-def _hub_records(name: str, cache_dir: Path, split: str) -> Iterator[dict[str, Any]]:
+def _hub_records(name: str, cache_dir: Path) -> Iterator[dict[str, Any]]:
     reachable = hub_reachable()
     if not reachable:
         os.environ["HF_HUB_OFFLINE"] = "1"  # before the import; otherwise the library retries for half a minute
@@ -151,7 +151,7 @@ def _hub_records(name: str, cache_dir: Path, split: str) -> Iterator[dict[str, A
     from datasets.exceptions import DatasetGenerationError, DatasetNotFoundError
 
     try:
-        data = datasets.load_dataset(name, split=split, cache_dir=str(cache_dir))
+        data = datasets.load_dataset(name, split="train", cache_dir=str(cache_dir))
     except (DatasetNotFoundError, DatasetGenerationError, OSError, ValueError) as error:
         why = "can't be loaded from the hub" if reachable else "is not in the cache, and the hub can't be reached"
         raise UserError(f"data set {name!r} {why}; {ALTERNATIVES}") from error

@@ -30,6 +30,12 @@ def read_training_questions(data: Path) -> list[Question]:
     return [question for question in read_train(data) if question.relevant_chunk_ids]
 
 
+def draw_questions(data: Path, count: int, seed: int) -> list[Question]:
+    """At most `count` of them, at random."""
+    questions = read_training_questions(data)
+    return random.Random(seed).sample(questions, min(count, len(questions)))
+
+
 def read_train(data: Path) -> list[Question]:
     """All questions of train.jsonl; refuses a folder that holds one of them out, by its id or its words."""
     return refuse_shared(data, read_held_out(data))

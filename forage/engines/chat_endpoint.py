@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import httpx
 
-from forage.engines.completion import RETRIED, UnreadyError, message_of
+from forage.engines.vllm import RETRIED, UnreadyError, message_of
 from forage.errors import UserError
 from forage.text import from_json, without_passwords
 

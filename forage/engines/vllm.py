@@ -17,7 +17,7 @@ import math
 import random
 import time
 import zlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,22 +25,12 @@ from typing import Any, TypeVar
 
 import httpx
 
-from forage.engines.base import Engine, EngineError, EngineOptions, Job, Request, Sample
-from forage.engines.completion import RETRIED, UnreadyError, body_of, choice_of, message_of, read_sample
-from forage.engines.server_checks import (
-    COLD,
-    COMPARED,
-    PROMPTS,
-    Wanted,
-    check_differences,
-    check_served,
-    difference,
-    listed_logprobs,
-    probe_body,
-)
+from forage.engines.base import Engine, EngineError, EngineOptions, Job, Request, Sample, Sampling
 from forage.errors import UserError
 from forage.heartbeat import beat
 from forage.policy.adapters import changes_tokens, weights_digest
+from forage.policy.base_models import is_copy_of, same_base
+from forage.policy.manifest import PolicyManifest
 from forage.policy.policy import vocabulary_of
 from forage.text import from_json, say, without_passwords
 
@@ -399,3 +389,201 @@ def alike(one: Sample, other: Sample) -> bool:
     A GPU adds some sums in an order that changes from run to run, which may turn a later token into another.
     """
     return one.ids[:1] == other.ids[:1] and abs(one.logprobs[0] - other.logprobs[0]) < ROUNDING
+
+
+# Checks of a server: it has the policy's base, and log-probabilities that follow the temperature.
+#
+# With --logprobs-mode raw_logprobs, vLLM's default, they are those of temperature 1 whatever the request's temperature,
+# and nothing in an answer says so. Between two tokens, log-probabilities at temperature T differ by 1 / T of what they
+# differ by at temperature 1. So the likeliest tokens after the same prompt, asked for at both temperatures, tell. A low
+# temperature magnifies the difference far above rounding errors of bf16.
+
+COLD = 0.1
+MAGNIFIED = math.sqrt(1 / COLD)  # half-way, in logarithms, between raw (1) and processed (10)
+LISTED = 5  # as many likeliest tokens as any server lists
+SMALL = 0.01  # a smaller difference at temperature 1 tells nothing
+MOST_TOKENS = 2**20  # no vocabulary is larger
+PROMPTS = ((11, 22, 33, 44, 55, 66, 77, 88), (200, 3, 150, 3, 100, 3, 50, 3), (9, 9, 9, 9, 9, 9, 9, 9))
+# Greedy, so that equal weights give equal answers.
+COMPARED = Request(PROMPTS[0], 8, (), sampling=Sampling(temperature=0))
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """The model that requests are meant for."""
+
+    manifest: PolicyManifest
+    vocabulary: int
+    """Number of its tokens."""
+    tokens: int
+    """The most tokens of an episode."""
+
+
+def check_served(model: dict[str, Any], wanted: Wanted, server: str) -> None:
+    """Refuse a server of another base, or one too short for an episode. `model` is its entry in /v1/models."""
+    longest = model.get("max_model_len")
+    if isinstance(longest, int) and longest < wanted.tokens:
+        raise UserError(
+            f"{server} holds {longest} tokens, but an episode may have {wanted.tokens}; start it with "
+            f"--max-model-len {wanted.tokens} (MAX_LEN of scripts/vllm_cpu.sh)"
+        )
+    check_root(str(model.get("root") or ""), wanted.manifest, server)
+
+
+def check_root(root: str, manifest: PolicyManifest, server: str) -> None:
+    """Refuse a server whose base is not the policy's. `root` is where it loaded its base from.
+
+    A server on another machine has folders of its own, which can't be compared from here.
+    """
+    served = Path(root)
+    elsewhere = served.is_absolute() and not served.exists()
+    if not root or elsewhere or same_base(root, manifest.base, manifest.base_digest):
+        return
+    if manifest.quantized and is_copy_of(served, Path(manifest.base)):
+        return
+    raise UserError(f"{server} serves {served}, not {manifest.base}; start it with that model, or give --engine local")
+
+
+def probe_body(prompt: tuple[int, ...], temperature: float, model: str) -> dict[str, Any]:
+    """A completion of one token that lists the likeliest ones by their ids."""
+    body = body_of(Request(prompt, 1, (), sampling=Sampling(temperature)), model)
+    return body | {"logprobs": LISTED, "return_tokens_as_token_ids": True}
+
+
+def listed_logprobs(choice: Mapping[str, Any], server: str) -> dict[str, float]:
+    """The likeliest tokens of a probe's answer and their log-probabilities."""
+    try:
+        [listed] = choice["logprobs"]["top_logprobs"]
+        values = dict(listed)
+    except (KeyError, TypeError, ValueError) as error:
+        raise UserError(f"{server} lists no likeliest tokens; is its version supported?") from error
+    # Their probabilities sum to at most 1; and to nearly 1 where even a vocabulary of tokens no likelier than the last
+    # could not hold the rest.
+    sound = bool(values) and all(map(is_logprob, values.values()))
+    listed_mass = sum(math.exp(value) for value in values.values()) if sound else 0.0
+    if not sound or listed_mass > 1.01 or listed_mass + MOST_TOKENS * math.exp(min(values.values())) < 0.99:
+        raise UserError(f"{server} returns logits instead of log-probabilities; {WAY_OUT}")
+    return values
+
+
+def difference(warm: Mapping[str, float], cold: Mapping[str, float]) -> tuple[float, float]:
+    """How far the likeliest and the least likely of the tokens in both differ: at temperature 1, and at COLD.
+
+    Example: {a: -1, b: -2, c: -4} and {a: 0, b: -10, d: -30} give (1, 10): a and b are in both.
+    """
+    both = sorted(warm.keys() & cold.keys(), key=lambda token: warm[token])
+    return (warm[both[-1]] - warm[both[0]], cold[both[-1]] - cold[both[0]]) if both else (0.0, 0.0)
+
+
+def check_differences(differences: list[tuple[float, float]], server: str) -> None:
+    """Refuse a server whose log-probabilities don't follow the temperature. The prompt with most to tell decides."""
+    warm, cold = max(differences)
+    if warm < SMALL:
+        raise UserError(f"{server} finds all tokens equally likely; is its model whole?")
+    if cold < MAGNIFIED * warm:
+        raise UserError(
+            f"{server} returns log-probabilities of temperature 1 whatever the temperature sampled at; {WAY_OUT}"
+        )
+
+
+# One completion: the request's body, and the sample in the answer, checked against the request.
+
+RETRIED = {408, 409, 425, 429, 500, 502, 503, 504}  # statuses after which asking again may help
+ROUNDED_UP = 1e-3  # a probability of 1 may come out this much above 1
+
+
+class UnreadyError(Exception):
+    """The server can't answer now, or its answer was cut off: asking again may help."""
+
+
+def body_of(request: Request, model: str) -> dict[str, Any]:
+    """What is left out here, the server takes from its model's generation_config.json."""
+    return {
+        "model": model,
+        "prompt": list(request.ids),
+        "max_tokens": request.max_tokens,
+        "temperature": request.sampling.temperature,
+        "top_p": 1.0,
+        "top_k": -1,
+        "min_p": 0.0,
+        "repetition_penalty": 1.0,
+        "presence_penalty": 0.0,
+        "frequency_penalty": 0.0,
+        "watermarking": False,
+        "seed": request.seed,
+        "stop_token_ids": list(request.stop_ids),
+        "ignore_eos": True,  # only the request's own stop tokens end it
+        "logprobs": 0,  # only the sampled token's
+        "return_token_ids": True,
+        "skip_special_tokens": False,
+    }
+
+
+def choice_of(answer: httpx.Response) -> dict[str, Any]:
+    """The one choice of a completion; a proxy's page or half an answer has none."""
+    try:
+        [choice] = from_json(answer.content)["choices"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise UnreadyError(f"status {answer.status_code}, but no completion: {answer.text[:60]!r}") from error
+    if not isinstance(choice, dict) or choice.get("finish_reason") not in ("stop", "length"):
+        finish = choice.get("finish_reason") if isinstance(choice, dict) else choice
+        raise UnreadyError(f"the request was broken off, {finish!r}")  # abort: the server is shutting down
+    return choice
+
+
+def read_sample(choice: dict[str, Any], request: Request, vocabulary: int = 0) -> Sample:
+    """The sampled tokens and their log-probabilities. Refuses a choice that can't be what was asked for.
+
+    `vocabulary` is the number of tokens of the policy's model; 0: not known.
+    """
+    ids, given = choice.get("token_ids"), choice.get("logprobs")
+    logprobs = given.get("token_logprobs") if isinstance(given, dict) else None
+    if not isinstance(ids, list) or not isinstance(logprobs, list) or not ids:
+        raise UserError("the vLLM server returned no token log-probabilities; is its version supported?")
+    if choice.get("prompt_token_ids") != list(request.ids):
+        raise UserError("the vLLM server did not continue the tokens it was given; is its version supported?")
+    if len(ids) != len(logprobs):
+        raise UserError(f"the vLLM server returned {len(ids)} tokens but {len(logprobs)} log-probabilities")
+    for token in ids:
+        if type(token) is not int or token < 0 or (vocabulary and token >= vocabulary):
+            raise UserError(
+                f"the vLLM server sampled token {token!r}, which the policy's model lacks; start it with the policy's "
+                "base"
+            )
+    for logprob in logprobs:
+        if not is_logprob(logprob):
+            raise UserError(f"the vLLM server returned {logprob!r} as a token's log-probability; {WAY_OUT}")
+    check_end(ids, choice["finish_reason"], request)
+    return Sample(tuple(ids), tuple(logprobs), choice["finish_reason"])
+
+
+WAY_OUT = "start it with --logprobs-mode processed_logprobs, as scripts/vllm_cpu.sh does"
+
+
+def is_logprob(value: Any) -> bool:
+    return isinstance(value, float | int) and math.isfinite(value) and value <= ROUNDED_UP
+
+
+def check_end(ids: list[int], finish: str, request: Request) -> None:
+    """Refuse a sample that ends where it should not, or goes on where it should have ended."""
+    early = next((token for token in ids[:-1] if token in request.stop_ids), None)
+    if early is not None:
+        raise UserError(f"the vLLM server went on after token {early}, which ends a turn; is its version supported?")
+    if finish == "stop" and ids[-1] not in request.stop_ids:
+        raise UserError(f"the vLLM server stopped with 'stop' at token {ids[-1]}, which was not requested")
+    if len(ids) > request.max_tokens or (finish == "length" and len(ids) < request.max_tokens):
+        raise UserError(
+            f"the vLLM server returned {len(ids)} tokens where {request.max_tokens} were asked for; start it with "
+            "--generation-config vllm, and without max_new_tokens in --override-generation-config"
+        )
+
+
+def message_of(answer: httpx.Response) -> str:
+    """The message of an error response, on one line."""
+    try:
+        told = from_json(answer.content)
+        told = told.get("error") or told
+        text = told if isinstance(told, str) else told.get("message") or told
+    except (ValueError, AttributeError):
+        text = answer.text
+    return " ".join(str(text).split())[:300]

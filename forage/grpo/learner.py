@@ -9,7 +9,7 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 from torch import Tensor, nn
 
-from forage.optimizer import update_weights
+from forage.optimizer import adamw, update_weights
 from forage.policy.adapters import publish_adapter, restore_adapter
 from forage.policy.checkpoint import load_checkpoint, save_checkpoint
 from forage.policy.logprobs import TokenScores, token_scores
@@ -46,8 +46,7 @@ class Learner:
 
     def __init__(self, policy: Any, weight_decay: float = 0.0) -> None:
         self.policy, self.scorer = policy, Scorer(policy)
-        self.weights = [weight for weight in policy.parameters() if weight.requires_grad]
-        self.optimizer = torch.optim.AdamW(self.weights, lr=0.0, weight_decay=weight_decay)
+        self.optimizer = adamw(policy, weight_decay)
         self.device = next(policy.parameters()).device
 
     def score(self, batch: TokenBatch, temperature: float) -> TokenScores:

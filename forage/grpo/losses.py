@@ -186,8 +186,6 @@ def overlong_penalty(lengths_N: Sequence[int] | Tensor, limit: int, margin: int)
     0 up to limit - margin tokens, then falling to -1 at the limit. Example: limit 100, margin 20: 80 tokens give 0, 90
     give -.5, 100 and more give -1.
     """
-    if not 0 < margin <= limit:
-        raise UserError(f"the overlong margin of {margin} tokens must be at least 1 and at most the limit of {limit}")
     lengths_N = torch.as_tensor(lengths_N, dtype=torch.float64)
     return ((limit - margin - lengths_N) / margin).clamp(-1.0, 0.0)
 

@@ -147,9 +147,7 @@ class TrainOptions:
     eval_every: int = 10
     """Steps between evaluations. There is also one before the first step and one after the last. 0: never evaluate."""
     eval_questions: int = 32
-    """Questions of eval.jsonl to evaluate on, always the same, one episode each; 0: all."""
-    eval_temperature: float = 0.0
-    """Sampling temperature of evaluations; 0: greedy."""
+    """Questions of eval.jsonl to evaluate on, always the same, one greedy episode each; 0: all."""
     keep_adapters: int = 10
     """Keep the last N adapters; 0: all. The first, those that were evaluated, and those that a rollback or a worker may
     need are always kept."""

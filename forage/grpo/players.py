@@ -76,12 +76,12 @@ class WorkersPlay(Play):
         return self.handed_on(episodes)
 
 
-def wait_until_played(played: Played, poll: float = 0.5, say_every: float = 60) -> list[Episode]:
+def wait_until_played(played: Played) -> list[Episode]:
     said = time.monotonic()
     while (episodes := played.gathered()) is None:
         beat()
-        time.sleep(poll)
-        if time.monotonic() - said > say_every:
+        time.sleep(0.5)
+        if time.monotonic() - said > 60:
             said, missing, name = time.monotonic(), len(played.missing()), played.plan.name
             print(f"{name}: waiting for workers to play {missing} questions; is grpo_rollout.py running?")
     return episodes

@@ -33,6 +33,7 @@ from forage.runs.stats import (
     StepStats,
     advice,
     before_beside_after,
+    first_and_last,
     one_question,
     print_step,
     read_evaluations,
@@ -46,7 +47,7 @@ from forage.text import say
 
 
 def collect(run: Run, plan: Plan, batch: TrainingBatch, training: Mapping[str, float]) -> StepStats:
-    episodes = batch.episodes
+    episodes, questions = batch.episodes, {episode.question_id for episode in batch.episodes}
     rewards: dict[str, list[float | None]] = {"overall": list(batch.means_N.tolist())}
     rewards |= {name: [episode.rewards.get(name) for episode in episodes] for name in names_of_rewards(episodes)}
     update = run.options.update
@@ -57,9 +58,9 @@ def collect(run: Run, plan: Plan, batch: TrainingBatch, training: Mapping[str, f
         adapter=version_name(max(sampled_by(episode.adapter)[0] for episode in episodes)),
         rewards=rewards,
         groups={
-            "total": len(batch.groups()),
+            "total": len(questions),
             "flat": batch.flat,
-            "replaced": len(batch.groups().keys() - set(plan.questions)),
+            "replaced": len(questions - set(plan.questions)),
         },
         episodes=figures_of(episodes),
         stops=counted(e.stop for e in episodes) | ({"agent": batch.failed} if batch.failed else {}),
@@ -148,21 +149,19 @@ def open_reports(run: Run, *, first: bool) -> Iterator[Reports]:
 def compare(run: Run, play: Play) -> None:
     """The held-out rewards before and after training, beside plain RAG, and what they show."""
     options, run_dir = run.options, run.options.run_dir
-    said, last = verdict_on_run(run_dir), read_evaluations(run_dir)[run.step]
-    measured: dict[str, dict[str, float]] = {
-        name: rewards_of(run_dir, run.step, name) for name in ("found", "mrr") if name in last
-    }
+    before, after = first_and_last(run_dir)
+    said, last = verdict_on_run(run_dir, before, after), read_evaluations(run_dir)[run.step]
+    measured: dict[str, dict[str, float]] = {name: rewards_of(after, name) for name in ("found", "mrr") if name in last}
     plain = {name: play.plain_rag(list(values), name) for name, values in measured.items()}
     if any(plain.values()):
         write_plain_rag(run_dir, plain)
         for name in [*measured][:1]:
             rivals = ("the trained policy", "plain RAG", name)
             said += verdicts(*rivals, measured[name], plain[name], options.rollout.data)
-    print(f"{len(run.eval_questions)} held-out questions, {played_at(options.eval_temperature)}; 95 % intervals:")
+    print(f"{len(run.eval_questions)} held-out questions, {played_at(0.0)}; 95 % intervals:")
     command = f"--data {options.rollout.data} --policy before={options.rollout.policy} after={run_dir}"
-    command += f" --temperature {options.eval_temperature:g}"
-    further = f"beside plain RAG, answers included: python evaluate.py {command}"
-    for line in (*before_beside_after(run_dir), *said, *one_question(run_dir), further):
+    further = f"beside plain RAG, answers included: python evaluate.py {command} --temperature 0"
+    for line in (*before_beside_after(run_dir), *said, *one_question(run_dir, before, after), further):
         say(line)
 
 
@@ -236,13 +235,13 @@ class Drawing:
     Example: steps end after 8, 16, 24, 32 and 50 seconds, the second one with an evaluation: drawn at 16 and 50.
     """
 
-    def __init__(self, run_dir: Path, clock: Callable[[], float] = time.monotonic) -> None:
-        self._run_dir, self._clock, self._began = run_dir, clock, clock()
+    def __init__(self, run_dir: Path) -> None:
+        self._run_dir, self._began = run_dir, time.monotonic()
         self._process: subprocess.Popen[str] | None = None
 
     def after(self, stats: StepStats) -> None:
         """Draw, if it is time to; never two at once."""
-        now = self._clock()
+        now = time.monotonic()
         if stats.evaluation is None and now - self._began < DRAW_EVERY:
             return
         if self._process is None or self._process.poll() is not None:

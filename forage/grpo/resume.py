@@ -111,7 +111,7 @@ def write_plans(run: Run) -> Plan:
 def plan_evaluation(run: Run) -> Plan:
     return Plan(
         f"{run.step:06d}-eval", run.step, tuple(run.eval_questions), split="eval", num_rollouts=1,
-        temperature=run.options.eval_temperature, seed=run.options.rollout.seed, oldest=run.step,
+        temperature=0.0, seed=run.options.rollout.seed, oldest=run.step,
     )  # fmt: skip
 
 

@@ -30,6 +30,7 @@ from forage.grpo.losses import (
     widest,
 )
 from forage.grpo.options import LossOptions, UpdateOptions
+from forage.optimizer import CPU_BUDGET
 from forage.policy.packing import Budget, TokenBatch, Tokens, pack, pack_trees, values_like
 from forage.rollout.plans import is_flat
 from forage.runs.stats import Phases
@@ -60,13 +61,6 @@ class TrainingBatch:
         """Whether an episode has a gradient, were there no KL term."""
         credits = self.credits[number] if self.credits else ()
         return bool(self.keep_N[number] and (self.advantages_N[number] or any(credits)))
-
-    def groups(self) -> dict[str, list[Episode]]:
-        """The episodes by question."""
-        by_question: dict[str, list[Episode]] = {}
-        for episode in self.episodes:
-            by_question.setdefault(episode.question_id, []).append(episode)
-        return by_question
 
 
 OVERLONG_MARGIN = 256  # tokens before --max-tokens at which --overlong punish begins
@@ -189,7 +183,7 @@ def update(learner: Learner, batch: TrainingBatch, context: UpdateContext) -> di
     }  # fmt: skip
     if not taught.episodes:
         return figures
-    most = context.options.memory.token_budget or (16384 if torch.cuda.is_available() else 1024)
+    most = context.options.memory.token_budget or CPU_BUDGET
     budget = Budget(min(most, learner.lowered_budget or most))
     longest, old = max(len(episode.ids) for episode in taught.episodes), OldLogprobs(taught.episodes, learner.device)
 

@@ -101,7 +101,8 @@ def trained_template(protocol: Protocol) -> str:
         "describes_tools": protocol.describes_tools,
         "has_system_turn": protocol.opening("")[0]["role"] == "system",
     }  # fmt: skip
-    before, after = (part.substitute({name: _literal(values[name]) for name in values}) for part in (PRELUDE, POSTLUDE))
+    literals = {name: json.dumps(value, ensure_ascii=False) for name, value in values.items()}  # JSON is one in Jinja
+    before, after = (part.substitute(literals) for part in (PRELUDE, POSTLUDE))
     return f"{clock(base)}{before}{BASE_FOLLOWS}{base}{BASE_ENDS}{after}"
 
 
@@ -115,11 +116,6 @@ def before_merging(protocol: Protocol) -> Protocol:
     tokenizer = copy(protocol.tokenizer)
     tokenizer.chat_template = tokenizer.chat_template.rpartition(BASE_FOLLOWS)[2].partition(BASE_ENDS)[0]
     return replace(protocol, tokenizer=tokenizer)
-
-
-def _literal(value: Any) -> str:
-    """JSON is a literal in Jinja too."""
-    return json.dumps(value, ensure_ascii=False)
 
 
 def asks_as_trained(protocol: Protocol, template: str) -> bool:

@@ -282,7 +282,6 @@ async def open_rollout(
     embedder: str = "", *, sleeps: bool = False,
 ) -> AsyncIterator[Rollout]:  # fmt: skip
     """Open everything a rollout needs: the engine, the store, the rewards with the run's embedder."""
-    options.check()
     manifest = read_policy_manifest(options.policy)
     store = open_address(options.address, options.data)
     protocol = Protocol.playing(load_tokenizer(manifest), settings)

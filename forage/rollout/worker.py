@@ -148,7 +148,7 @@ def refuse_change(run_dir: Path, known: RunManifest | None) -> None:
         raise UserError(f"{run_dir / RUN_FILE} has changed since this worker started; start the worker again")
 
 
-async def wait_for_trainer(run_dir: Path, poll: float = 1.0) -> None:
+async def wait_for_trainer(run_dir: Path) -> None:
     """Wait for run.json and agent.json: the trainer decides how to play, and writes both when it starts."""
 
     def started() -> bool:
@@ -158,7 +158,7 @@ async def wait_for_trainer(run_dir: Path, poll: float = 1.0) -> None:
         print(f"waiting for grpo_train.py to start in {run_dir}", flush=True)
     while not started():
         beat()
-        await asyncio.sleep(poll)
+        await asyncio.sleep(1)
 
 
 def next_plan(run_dir: Path, watched: dict[Plan, Played]) -> Plan | None:

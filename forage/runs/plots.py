@@ -198,15 +198,9 @@ def draw_panel(axes: Axes, figures: Mapping[int, Mapping[str, Any]], lines: Mapp
 
 
 def phase_seconds(stats: Sequence[StepStats]) -> dict[str, list[float]]:
-    """Seconds of each step by phase; they add up to the step's.
-
-    Example: {"rollout": 20, "generate": 15, "backward": 8, "step": 31} gives rollout 20, backward 8, other 3.
-    """
+    """Seconds of each step by phase, none twice. Example: {"rollout": 20, "generate": 15} gives rollout 20."""
     names = dict.fromkeys(name for step in stats for name in step.seconds if name not in NO_PHASES)
-    seconds = {name: [step.seconds.get(name, 0.0) for step in stats] for name in names}
-    sums = map(sum, zip(*seconds.values(), strict=True)) if seconds else [0.0] * len(stats)
-    other = [max(0.0, step.seconds.get("step", 0.0) - total) for step, total in zip(stats, sums, strict=True)]
-    return {name: column for name, column in (seconds | {"other": other}).items() if any(column)}
+    return {name: [step.seconds.get(name, 0.0) for step in stats] for name in names}
 
 
 def _line(axes: Axes, steps: Sequence[int], values: Sequence[float], color: str, label: str) -> None:

@@ -307,12 +307,10 @@ def before_beside_after(run_dir: Path) -> list[str]:
     return [f"{name:25}{''.join(row)}" for name, row in ({"held out": heads} | cells).items()]
 
 
-def verdict_on_run(run_dir: Path) -> list[str]:
+def verdict_on_run(run_dir: Path, before: Mapping[str, Episode], after: Mapping[str, Episode]) -> list[str]:
     """What the run's first and last evaluation show of the reward, in words; nothing where their episodes are gone."""
-    known = read_evaluations(run_dir)
-    before, after = (rewards_of(run_dir, choose(known, default=0)) for choose in (min, max))
     names = ("the trained policy", "the one before training")
-    return verdicts(*names, "overall", after, before, data_of(run_dir)) if len(known) > 1 else []
+    return verdicts(*names, "overall", rewards_of(after), rewards_of(before), data_of(run_dir))
 
 
 def verdicts(
@@ -325,13 +323,16 @@ def verdicts(
     return [verdict(one, other, measure, [first[name] - second[name] for name in both], documents)] if both else []
 
 
-def rewards_of(run_dir: Path, version: int, name: str = "overall") -> dict[str, float]:
-    """By held-out question, a reward of its episode, where it has it."""
-    found = {
-        question: {"overall": episode.reward, **episode.rewards}
-        for question, episode in evaluated(run_dir, version).items()
-    }
+def rewards_of(episodes: Mapping[str, Episode], name: str = "overall") -> dict[str, float]:
+    """By question, a reward of its episode, where it has it."""
+    found = {question: {"overall": episode.reward, **episode.rewards} for question, episode in episodes.items()}
     return {question: rewards[name] for question, rewards in found.items() if name in rewards}
+
+
+def first_and_last(run_dir: Path) -> tuple[dict[str, Episode], dict[str, Episode]]:
+    """The episodes of the first and the last evaluation, by question; none without two of them."""
+    known = read_evaluations(run_dir)
+    return (evaluated(run_dir, min(known)), evaluated(run_dir, max(known))) if len(known) > 1 else ({}, {})
 
 
 def evaluated(run_dir: Path, version: int) -> dict[str, Episode]:
@@ -340,13 +341,11 @@ def evaluated(run_dir: Path, version: int) -> dict[str, Episode]:
     return {episode.question_id: episode for file in reversed(files) for episode in read_episodes(file)}
 
 
-def one_question(run_dir: Path) -> list[str]:
+def one_question(run_dir: Path, before: Mapping[str, Episode], after: Mapping[str, Episode]) -> list[str]:
     """A held-out question's episodes in the first and the last evaluation, in words, if the reward rose for any.
 
     Of the questions for which it rose, the one with the median rise: neither the best case nor the worst.
     """
-    known = read_evaluations(run_dir)
-    before, after = (evaluated(run_dir, choose(known, default=0)) for choose in (min, max))
     rises = {name: after[name].reward - before[name].reward for name in before.keys() & after.keys()}
     rose = sorted((rise, name) for name, rise in rises.items() if rise > 0)
     if not rose:

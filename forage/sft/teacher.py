@@ -1,16 +1,4 @@
-"""Teacher: plays demonstrations. It knows the answers, but searches for real, in the agent's own loop and protocol.
-
-Thoughts are what the teacher says before it acts, as free text in front of a call or an answer.
-
-    The question asks about symptoms, gout. I search for: Gout symptoms
-    <tool_call>...</tool_call>
-
-    Passage 1 says: The toe is red and hot.
-    <answer>The toe is red and hot.</answer>
-
-They say only what the policy can see at that point: the question, the query that follows, and the passages as they were
-shown.
-"""
+"""Teacher: plays demonstrations. It knows the answers, but searches for real, in the agent's own loop and protocol."""
 
 from __future__ import annotations
 
@@ -25,22 +13,18 @@ from typing import Literal
 from forage.agent.agent import Agent, BatchedSearch, Found, SearchMany, sample_name, searched_for
 from forage.agent.episode import STOPS, Episode
 from forage.agent.options import AgentSettings
-from forage.agent.protocol import FAULTS, Passage, Protocol, write_answer, write_call
+from forage.agent.protocol import CALL_OPENING, FAULTS, Passage, Protocol, write_answer, write_call
 from forage.agent.tools import functions_for
-from forage.data.chunking import sentence_spans
 from forage.data.records import Question, asked_of
 from forage.engines.base import Engine, Request, Sample
 from forage.errors import check_at_least_one
-from forage.metrics import token_f1
 from forage.progress import Counting
-from forage.text import IDLE, SENTENCE, body_of, cut_to_words, most_parts, spoken_words, words_of
+from forage.text import IDLE, SENTENCE, body_of, most_parts, spoken_words, words_of
 
 LONGEST, SHORTEST = 4, 6  # words of what may be a name, and its letters
 BETWEEN = re.compile(r"[^\w\s'-]+|\n|\s-+\s")  # no name goes on over it
 Scripts = dict[tuple[Question, int], list[str]]
 """The turns of each episode, by its question and number."""
-Guess = Callable[[Question, random.Random], str]
-"""Words that the answer to a question may say."""
 
 
 @dataclass(frozen=True)
@@ -49,10 +33,6 @@ class TeacherOptions:
 
     answer_tokens: int = 64
     """Maximum tokens of the teacher's answer: those sentences of the reference answer that the passage shows."""
-    guess_words: int = 0
-    """Let the teacher search for the question plus N words of its answer, drawn from those that distinguish its type of
-    question from others, so that the policy learns to guess such words. With --question-weight the query is only the
-    guess. 0: no guess."""
     blind: Literal["no", "names", "title"] = "no"
     """Let the teacher know no more than the policy: it searches for the question, then again for something of the first
     passage and what is asked, and answers with the beginning of what that finds first. names: for a phrase of that
@@ -60,9 +40,6 @@ class TeacherOptions:
     phrases: int = 1
     """Demonstrations for each question with --blind names, each with another phrase. An update computes once what they
     begin with."""
-    thought_words: int = 0
-    """Let the teacher think in at most N words before it acts: what is asked and what to search for, then what a
-    passage says. Thoughts that don't fit into their turn are left out. 0: no thoughts."""
 
     def check(self) -> None:
         check_at_least_one(self, "answer_tokens", "phrases")
@@ -70,36 +47,27 @@ class TeacherOptions:
 
 async def demonstrate(
     questions: Sequence[Question], search_many: SearchMany, protocol: Protocol, settings: AgentSettings,
-    teacher: TeacherOptions, seed: int, guess: Guess | None = None,
+    teacher: TeacherOptions, seed: int,
 ) -> tuple[list[Episode], Counter[str]]:  # fmt: skip
-    """A well-formed episode for each question that one of the teacher's queries can answer; how many others, by cause.
-
-    `guess` says what an answer may say; a query that it finds the answer by comes before all others.
-    """
+    """A well-formed episode for each question that a query of the teacher's can answer; how many others, by cause."""
     choose = random.Random(seed)
     if teacher.blind != "no":
         scripts = blind_turns(questions, search_many, protocol, settings, teacher, choose)
         return await recited(scripts, search_many, protocol, settings)
-    guesses = [guess_of(question, settings.question_weight, guess, choose) for question in questions]
-    queries_for = {
-        question.id: [protocol.harmless(query) for query in [*queries_of(question), guessed] if query]
-        for question, guessed in zip(questions, guesses, strict=True)
-    }
+    queries_for = {question.id: [*map(protocol.harmless, queries_of(question))] for question in questions}
     hits_of = search_candidates(questions, queries_for, search_many, settings.question_weight)
     scripts, without = Scripts(), Counter[str]()
-    for question, guessed in zip(questions, guesses, strict=True):
+    for question in questions:
         hits = hits_of[question.id]
         ranks = {query: first_relevant(found, question) for query, found in hits.items()}
-        queries = choose_queries(ranks, choose, protocol.harmless(guessed))
+        queries = choose_queries(ranks, choose)
         if not queries:
             without["no query finds what answers it"] += 1
         elif not leave_room(len(queries) + settings.search_first, settings):
             without["no turn is left for the answer (--max-turns)"] += 1
         else:
-            found = [hits[query] for query in queries]
-            scripts[question, 0] = write_turns(
-                question, [write_call(query) for query in queries], queries, found, protocol, settings, teacher
-            )
+            calls = [*map(write_call, queries)]
+            scripts[question, 0] = write_turns(question, calls, hits[queries[-1]], protocol, settings, teacher)
     taught, broken = await recited(scripts, search_many, protocol, settings)
     return taught, without + broken
 
@@ -211,16 +179,6 @@ def queries_of(question: Question) -> list[str]:
     return [query for query in dict.fromkeys(" ".join(candidate.split()) for candidate in candidates) if query]
 
 
-def guess_of(question: Question, question_weight: int, guess: Guess | None, choose: random.Random) -> str:
-    """The question followed by a guess, as in query2doc (https://arxiv.org/abs/2303.07678); empty without one.
-
-    Where the search repeats the question anyway (`question_weight`), the guess stands alone.
-    """
-    if guess is None:
-        return ""
-    return " ".join([*([] if question_weight else question.question.split()), guess(question, choose)]).strip()
-
-
 def short_answer(answer: str, count: Callable[[str], int], most: int) -> str:
     """The first sentences of an answer that fit into `most` tokens, or its first words if no sentence fits."""
     for parts in (SENTENCE.split(" ".join(answer.split())), SENTENCE.split(" ".join(answer.split()))[0].split()):
@@ -240,19 +198,18 @@ def readable(answer: str, passage: str) -> str:
     return " ".join([sentence for sentence in sentences if sentence in passage] or sentences)
 
 
-def choose_queries(ranks: Mapping[str, int | None], choose: random.Random, guess: str = "") -> list[str] | None:
+def choose_queries(ranks: Mapping[str, int | None], choose: random.Random) -> list[str] | None:
     """The teacher's queries, given the rank at which each candidate finds an answering chunk; None if all fail.
 
-    The teacher picks the guess if it finds the answer at all, else a query with the best rank. For a tenth of the
-    questions a failing query comes first, to show the policy that it may search again. (If that share is a third, a
-    small model learns to search endlessly.)
+    The teacher picks a query with the best rank. For a tenth of the questions a failing query comes first, to show the
+    policy that it may search again. (If that share is a third, a small model learns to search endlessly.)
     """
     good = {query: rank for query, rank in ranks.items() if rank is not None}
     bad = [query for query, rank in ranks.items() if rank is None]
     if not good:
         return None
     best = [query for query, rank in good.items() if rank == min(good.values())]
-    query = guess if guess in good else choose.choice(best)
+    query = choose.choice(best)
     return [choose.choice(bad), query] if bad and choose.random() < 0.1 else [query]
 
 
@@ -268,7 +225,7 @@ class Reciter(Engine):
     async def generate(self, request: Request) -> Sample:
         text, opening = self._left[request.episode].pop(0), self._protocol.call_opening
         begun = request.ids[-len(opening) :] == opening  # --force-search
-        ids = self._protocol.call_rest_ids(text) if begun else self._protocol.turn_ids(text)
+        ids = self._protocol.turn_ids(text.removeprefix(CALL_OPENING) if begun else text)
         if len(ids) > request.max_tokens:
             return Sample(tuple(ids[: request.max_tokens]), (0.0,) * request.max_tokens, "length")
         return Sample(tuple(ids), (0.0,) * len(ids), "stop")
@@ -278,19 +235,15 @@ class Reciter(Engine):
 
 
 def write_turns(
-    question: Question, acts: Sequence[str], sought: Sequence[str], found: Sequence[Sequence[Found]],
-    protocol: Protocol, settings: AgentSettings, teacher: TeacherOptions,
+    question: Question, calls: Sequence[str], found: Sequence[Found], protocol: Protocol, settings: AgentSettings,
+    teacher: TeacherOptions,
 ) -> list[str]:  # fmt: skip
-    """The turns of an episode with these calls, of which only the last one's hits answer the question.
-
-    `sought` is what each call searches for, as a thought says it.
-    """
-    turns, answer, words = list(acts), "", teacher.thought_words
-    rank = first_relevant(found[-1], question) or 0
-    if not settings.search_only:
-        answer = read_out(question, found[-1][rank - 1], protocol, teacher.answer_tokens)
-        turns.append(write_answer(answer) if words else f"Passage {rank} answers this.\n{write_answer(answer)}")
-    return thoughts_of(question, turns, sought, found, rank, answer, words, protocol, settings) if words else turns
+    """The turns of an episode with these calls, of which the last one finds what answers the question."""
+    if settings.search_only:
+        return [*calls]
+    rank = first_relevant(found, question) or 0
+    answer = read_out(question, found[rank - 1], protocol, teacher.answer_tokens)
+    return [*calls, f"Passage {rank} answers this.\n{write_answer(answer)}"]
 
 
 def search_candidates(
@@ -319,48 +272,6 @@ def read_out(question: Question, hit: Found, protocol: Protocol, answer_tokens: 
         protocol.harmless(body_of(question.answer or hit.text)), protocol.show([Passage(hit.title, hit.text)])
     )
     return short_answer(answer, lambda text: len(protocol.turn_ids(text)), answer_tokens)
-
-
-# Thoughts
-
-
-def thoughts_of(
-    question: Question, acts: Sequence[str], sought: Sequence[str], found: Sequence[Sequence[Found]], rank: int,
-    answer: str, words: int, protocol: Protocol, settings: AgentSettings,
-) -> list[str]:  # fmt: skip
-    """An episode's turns: each act with a thought of at most so many words in front, where the turn has room for it.
-
-    `found` is what each search finds, the last of them the answer, at `rank`. A turn that is begun for the policy has
-    no place for a thought.
-    """
-    thoughts = [before_query(protocol.harmless(question.question), sought[0])]
-    thoughts += [f"The passages do not say. I search for: {query}" for query in sought[1:]]
-    if len(acts) > len(found):
-        thoughts.append(before_answer(rank, as_shown(found[-1][rank - 1], protocol), answer))
-    turns = [f"{cut_to_words(thought, words)}\n{act}" for thought, act in zip(thoughts, acts, strict=True)]
-    return [
-        turn if number >= settings.force_search and len(protocol.turn_ids(turn)) <= settings.max_turn_tokens else act
-        for number, (turn, act) in enumerate(zip(turns, acts, strict=True))
-    ]
-
-
-def before_query(question: str, query: str) -> str:
-    """Before the first search: what is asked for, and what to search for.
-
-    Example: "What are the symptoms of gout?" asks about "symptoms, gout".
-    """
-    telling = ", ".join(word for word in spoken_words(question) if word.lower() not in IDLE)
-    return f"The question asks about {telling}. I search for: {query}"
-
-
-def before_answer(number: int, passage: str, answer: str) -> str:
-    """What the passage of that number says: its sentence nearest to the answer by token F1.
-
-    Example: passage "Gout is old. Often rest helps." gives its second sentence for the answer "Rest helps. It hurts.".
-    """
-    sentences = [passage[start:end].strip() for start, end in sentence_spans(passage)]
-    nearest = max(sentences, key=lambda sentence: token_f1(sentence, answer), default="")
-    return f"Passage {number} says: {nearest}"
 
 
 def as_shown(hit: Found, protocol: Protocol) -> str:

@@ -1,7 +1,8 @@
-"""Training of the warm start: imitate demonstrations, measure the held-out loss, keep the best adapter or the last."""
+"""The warm start: imitates demonstrations, measures the held-out loss, keeps the best adapter or the last."""
 
 from __future__ import annotations
 
+import asyncio
 import random
 import time
 from collections.abc import Sequence
@@ -11,20 +12,52 @@ from typing import Any
 
 import torch
 
-from forage.agent.episode import Episode
-from forage.data.splits import in_rounds
+from forage.agent.episode import Episode, read_episodes, write_episodes
+from forage.agent.options import AgentSettings
+from forage.agent.protocol import Protocol
+from forage.agent.searcher import searching
+from forage.agent.vetting import Vetting
+from forage.data.splits import draw_questions, in_rounds
 from forage.errors import UserError
 from forage.files import remove_folder, write_jsonl
-from forage.optimizer import update_weights
+from forage.optimizer import CPU_BUDGET, adamw, update_weights
 from forage.policy.adapters import adapter_path, publish_adapter, restore_adapter, versions
 from forage.policy.checkpoint import load_checkpoint, save_checkpoint
 from forage.policy.logprobs import token_logprobs, unsharable
 from forage.policy.packing import Budget, pack, pack_trees
 from forage.progress import Counting
 from forage.sft.options import SFTOptions
+from forage.sft.teacher import causes_of, demonstrate
+from forage.store.opening import open_address
 from forage.text import typed
 
 SAVED_EVERY = 60.0  # seconds at most between checkpoints
+
+
+def get_demonstrations(options: SFTOptions, protocol: Protocol, settings: AgentSettings) -> list[Episode]:
+    """Load the demonstrations of an interrupted run, or make and save new ones."""
+    path, vetting = options.output_dir / "demonstrations.jsonl", Vetting.over(options.data, protocol, settings)
+    if not path.exists():  # files first: one may be refused
+        given = [episode for file in options.demonstrations for episode in vetting.read(file)]
+        write_episodes(path, [*play_demonstrations(options, protocol, settings), *given])
+    demonstrations = list(read_episodes(path))
+    vetting.check(path, demonstrations)
+    if len(demonstrations) < 2:
+        raise UserError(f"{len(demonstrations)} demonstrations are too few to train on and to measure by")
+    return demonstrations
+
+
+def play_demonstrations(options: SFTOptions, protocol: Protocol, settings: AgentSettings) -> list[Episode]:
+    """The teacher's."""
+    chosen = draw_questions(options.data, options.num_demonstrations, options.seed)
+    search = searching(open_address(options.address, options.data), settings)
+    print(f"the teacher searches for {len(chosen)} questions", flush=True)
+    taught, without = asyncio.run(demonstrate(chosen, search, protocol, settings, options.teacher, options.seed))
+    print(f"{len(taught)} demonstrations by the teacher for {len(chosen)} questions{causes_of(without)}")
+    return taught
+
+
+# Training
 
 
 @dataclass(frozen=True)
@@ -46,14 +79,10 @@ def train(options: SFTOptions, demonstrations: Sequence[Episode], policy: Any) -
     usual = 1e-3 if policy.get_nb_trainable_parameters()[1] < 10**9 else 2e-4
     rate = options.optimizer.learning_rate or usual
     options = replace(options, optimizer=replace(options.optimizer, learning_rate=rate))
-    checkpoints_activations = options.memory.gradient_checkpointing
-    if torch.cuda.is_available() if checkpoints_activations is None else checkpoints_activations:
+    if options.memory.gradient_checkpointing:
         policy.activation_checkpointing_enable(activation_checkpointing_kwargs={"use_reentrant": False})
-    budget = Budget(options.memory.token_budget or 1024)
-    weights = [weight for weight in policy.parameters() if weight.requires_grad]
-    optimizer = torch.optim.AdamW(
-        weights, lr=options.optimizer.learning_rate, weight_decay=options.optimizer.weight_decay
-    )
+    budget = Budget(options.memory.token_budget or CPU_BUDGET)
+    optimizer = adamw(policy, options.optimizer.weight_decay)
     trained, held_out = split(demonstrations, options)
     groups = by_question(trained)  # in one batch: what they begin with is computed once
     state, best = options.output_dir / "state", options.output_dir / "best"

@@ -351,7 +351,8 @@ class DocumentStore:
         if query_vectors is not None:
             query_vectors = query_vectors[list(unique.values())]
         ranking_of = dict(zip(texts, self._rank(texts, k, mode, fusion, query_vectors, only), strict=True))
-        return [_first(ranking_of[query], k) if query in ranking_of else NO_HITS for query in queries]
+        rankings = (ranking_of.get(query, NO_HITS) for query in queries)
+        return [Ranking(ranking.ids[:k], ranking.scores[:k]) for ranking in rankings]
 
     def _rank(
         self, texts: list[str], k: int, mode: Mode, fusion: Fusion, vectors_QD: NDArray[np.float32] | None,
@@ -533,7 +534,3 @@ def _embed_missing(path: Path, manifest: StoreManifest, text_of: Mapping[str, st
                 collection.add(keys, vectors_ND)
             bar.update(len(keys))
     return len(missing)
-
-
-def _first(ranking: Ranking, k: int) -> Ranking:
-    return Ranking(ranking.ids[:k], ranking.scores[:k])

@@ -68,15 +68,15 @@ def kth_bound(scores: NDArray[np.floating], k: int) -> float:
     return kth_bound(scores[: BLOCK * each].reshape(BLOCK, each).max(axis=0), k)
 
 
-def reciprocal_rank_fusion(rankings: Sequence[Ranking], weights: Sequence[float], constant: float = 60.0) -> Ranking:
-    """Sum over rankings of weight / (constant + rank), rank from 1, equal scores sharing the better one.
+def reciprocal_rank_fusion(rankings: Sequence[Ranking], weights: Sequence[float]) -> Ranking:
+    """Sum over rankings of weight / (60 + rank), rank from 1, equal scores sharing the better one.
 
     Cormack, Clarke and Buettcher 2009, https://doi.org/10.1145/1571941.1572114. Example, weights 1 and 1: an id first
     in both scores 2/61; an id that only one ranking holds, second there, scores 1/62.
     """
     # Scores are sorted from the best, so the position of the first equal score is the number of better ones.
     ranks = [1 + np.searchsorted(-r.scores, -r.scores).astype(np.float64) for r in rankings]
-    return _summed(rankings, [weight / (constant + rank) for weight, rank in zip(weights, ranks, strict=True)])
+    return _summed(rankings, [weight / (60 + rank) for weight, rank in zip(weights, ranks, strict=True)])
 
 
 def weighted_score_fusion(

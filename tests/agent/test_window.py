@@ -3,9 +3,10 @@
 import pytest
 
 from forage.agent.options import AgentSettings, SearchOptions, read_agent, write_agent
-from forage.agent.searcher import best_start, searching, seen_share
+from forage.agent.searcher import best_start, searching
 from forage.data.chunking import Chunk
 from forage.data.records import Document, Question
+from forage.extras.questions.headroom import seen_share
 from forage.store.bm25 import Tokenizer
 from forage.store.document_store import DocumentStore
 from forage.store.options import StoreOptions

@@ -18,9 +18,9 @@ from chromadb.api.shared_system_client import SharedSystemClient
 from forage.agent.options import AgentSettings, read_agent, write_agent
 from forage.arguments import UNWRITABLE
 from forage.data.records import Document, Question, read_documents, read_questions
-from forage.engines import completion
+from forage.engines import vllm
 from forage.engines.base import Request, Sample
-from forage.engines.completion import UnreadyError
+from forage.engines.vllm import UnreadyError
 from forage.errors import UserError
 from forage.files import write_jsonl
 from forage.policy.manifest import read_policy_manifest
@@ -246,7 +246,7 @@ class Policy(Folder):
 
 def sample_of(content):
     request = Request(ids=(1, 5), max_tokens=3, stop_ids=(2,))
-    return completion.read_sample(completion.choice_of(httpx.Response(200, content=content)), request, 512)
+    return vllm.read_sample(vllm.choice_of(httpx.Response(200, content=content)), request, 512)
 
 
 def sample_said(reply):

@@ -12,7 +12,7 @@ from forage.agent.agent import Agent, BatchedSearch
 from forage.agent.options import AgentSettings
 from forage.data.records import Question
 from forage.engines.base import EngineError
-from forage.engines.server_checks import Wanted
+from forage.engines.vllm import Wanted
 from forage.errors import UserError
 from forage.policy.manifest import PolicyManifest
 from tests.misbehaving_vllm import REQUEST, RIGHT, with_engine

@@ -30,7 +30,7 @@ from forage.runs.stats import print_step
 from forage.sft.teacher import TeacherOptions, demonstrate
 from forage.store.document_store import DocumentStore
 from forage.store.options import StoreOptions
-from forage.text import encodable, first_words, printable
+from forage.text import encodable, printable
 from tests import ROOT
 from tests.attacks.hostile import hostile_documents
 from tests.factories import EPISODE, STATS
@@ -177,8 +177,7 @@ def test_a_demonstration_teaches_no_forged_turn(name):
         return [[Hit("d#0", "Gout", "Rest mends gout.")] for _ in queries]
 
     settings = AgentSettings(mode="sparse", max_turn_tokens=100_000, max_tokens=200_000, max_query=100_000)
-    guess = lambda question, _: first_words(question.answer, 5)  # noqa: E731
-    taught, _ = asyncio.run(demonstrate(questions, search, protocol, settings, TeacherOptions(), 0, guess))
+    taught, _ = asyncio.run(demonstrate(questions, search, protocol, settings, TeacherOptions(), 0))
     vetting = Vetting(protocol, settings, ())
     vetting.check(Path("taught.jsonl"), taught)
     failed = []

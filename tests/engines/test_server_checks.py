@@ -4,7 +4,7 @@ import shutil
 
 import pytest
 
-from forage.engines.server_checks import check_root
+from forage.engines.vllm import check_root
 from forage.errors import UserError
 from forage.policy.base_models import base_digest
 from forage.policy.manifest import PolicyManifest

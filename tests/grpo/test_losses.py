@@ -7,7 +7,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forage.errors import UserError
 from forage.grpo.losses import (
     ScoredBatch,
     Totals,
@@ -99,9 +98,6 @@ def test_the_widest_of_a_group_by_hand():
 
 def test_overlong_penalty_by_hand():
     assert overlong_penalty([1, 80, 85, 90, 100, 500], 100, 20).tolist() == [0, 0, -0.25, -0.5, -1, -1]
-    for margin in (0, 101):
-        with pytest.raises(UserError, match="margin"):
-            overlong_penalty([1], 100, margin)
 
 
 # The loss

@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from forage.engines.base import EngineOptions, Sampling
-from forage.engines.server_checks import Wanted
-from forage.engines.vllm import VLLMEngine
+from forage.engines.vllm import VLLMEngine, Wanted
 from forage.policy.adapters import adapter_path, newest_adapter, publish_adapter
 from forage.policy.manifest import AdapterOptions, read_policy_manifest, write_policy_manifest
 from forage.policy.policy import create_policy, load_policy

@@ -13,7 +13,7 @@ from transformers import AutoTokenizer, GenerationConfig, LlamaForCausalLM
 
 from forage.agent.options import AgentSettings, write_agent
 from forage.agent.protocol import Passage, Protocol, write_answer, write_call
-from forage.publishing.model_card import usage
+from forage.publishing.merged import usage
 from forage.rollout.agreement import write_run
 from merge_lora import Options, main
 from tests.factories import MANIFEST

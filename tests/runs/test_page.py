@@ -15,15 +15,15 @@ import pytest
 from forage.agent.episode import Search, append_episodes
 from forage.data.records import Question
 from forage.errors import UserError
-from forage.runs.page_data import (
+from forage.runs.report import (
     contents,
     curves,
     leads,
     row,
     texts_of,
     tokens,
+    write_page,
 )  # fmt: skip
-from forage.runs.report import write_page
 from forage.runs.stats import write_stats
 from forage.text import encodable, printable
 from tests.attacks.hostile import hostile_documents

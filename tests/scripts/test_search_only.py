@@ -31,18 +31,17 @@ SETTINGS = AgentSettings(mode="sparse", k=2, max_turns=1, max_turn_tokens=24, qu
 
 
 def test_a_demonstration_of_a_search_alone(protocol):
-    """The call is begun for the teacher too, its query is the guess, and nothing follows."""
+    """The call is begun for the teacher too, and nothing follows."""
     question = Question(
         "q", "What mends gout?", "Rest, ice.", "treatment", "gout", ("d",), relevant_chunk_ids=("right#0",)
     )
 
     def library(queries):
-        return [[Hit("right#0", "T", "Rest, ice.")] if query.endswith("ice rest") else [] for query in queries]
+        return [[Hit("right#0", "T", "Rest, ice.")] if query.endswith("gout treatment") else [] for query in queries]
 
-    (episode,), _ = asyncio.run(
-        demonstrate([question], library, protocol, SETTINGS, TeacherOptions(20, 2), 0, lambda *_: "ice rest")
-    )
-    prompt, whole = protocol.prompt(question.question), protocol.turn_ids(CALL_OPENING + 'ice rest"}}</tool_call>')
+    (episode,), _ = asyncio.run(demonstrate([question], library, protocol, SETTINGS, TeacherOptions(20), 1))
+    prompt = protocol.prompt(question.question)
+    whole = protocol.turn_ids(CALL_OPENING + 'gout treatment"}}</tool_call>')
     assert list(episode.ids) == [*prompt, *whole]
     assert sum(episode.mask) == len(whole) - len(protocol.call_opening)
     assert (episode.stop, episode.well_formed) == ("search", True)
@@ -70,7 +69,7 @@ def data(tmp_path_factory):
 def warm(tiny, data, tmp_path_factory):
     made = SFTOptions(
         data, tiny / "policy", tmp_path_factory.mktemp("only") / "warm", search=ONLY_SEARCH, max_steps=60,
-        eval_every=20, batch_size=4, teacher=TeacherOptions(16, 3),
+        eval_every=20, batch_size=4, teacher=TeacherOptions(16),
         optimizer=OptimizerOptions(3e-2),
     )  # fmt: skip
     warm_start(made)

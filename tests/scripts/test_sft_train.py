@@ -19,7 +19,6 @@ from forage.sft import training
 from forage.sft.options import SFTOptions
 from forage.sft.teacher import (
     choose_queries,
-    guess_of,
     name_queries,
     phrases_of,
     queries_of,
@@ -44,14 +43,10 @@ def test_queries_by_hand():
     assert queries_of(replace(GOUT, focus="", question_type="information")) == ["symptoms gout", GOUT.question]
 
 
-def test_a_guess_by_hand():
-    assert guess_of(GOUT, 0, lambda *_: "toe hurts", random) == "What are the symptoms of gout? toe hurts"
-    assert guess_of(GOUT, 1, lambda *_: "toe hurts", random) == "toe hurts"
+def test_the_body_of_an_answer_by_hand():
     headed = "What are the symptoms? How do\nthey begin? It hurts. Why? Nobody knows."
     assert body_of(headed) == "It hurts. Why? Nobody knows."
     assert body_of("What is it? Why?") == "What is it? Why?"
-    assert choose_queries({"a": 1, "guess": 2}, random.Random(0), "guess") == ["guess"]
-    assert choose_queries({"a": 1, "guess": None}, random.Random(0), "guess") == ["a"]
 
 
 def test_short_answers_are_whole_sentences_where_one_fits():
@@ -275,7 +270,7 @@ def test_a_killed_run_does_not_go_on_with_data_that_was_made_again(ground, tmp_p
     data = shutil.copytree(ground, tmp_path / "data", symlinks=True)
     write_episodes(data / "more.jsonl", [])
     given = replace(options(data, tmp_path / "warm"), demonstrations=(data / "more.jsonl",))
-    monkeypatch.setattr("forage.sft.demonstrations.Vetting.read", lambda *_: [])
+    monkeypatch.setattr("forage.sft.training.Vetting.read", lambda *_: [])
     killed(given, "update", 0)
     before = (data / name).read_text()
     (data / name).write_text(before.replace("gout", "Gout") + "\n")

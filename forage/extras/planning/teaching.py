@@ -25,7 +25,7 @@ from forage.agent.protocol import Protocol
 from forage.agent.searcher import searching
 from forage.arguments import POSITIONAL, run_script
 from forage.data.records import Question
-from forage.data.splits import read_training_questions
+from forage.data.splits import draw_questions
 from forage.errors import UserError
 from forage.extras.planning.tool import PLAN, Library, about, read_library, write_plan
 from forage.policy.manifest import read_policy_manifest
@@ -73,8 +73,7 @@ def main(options: Options) -> None:
         raise UserError(f'the agent has no tool {PLAN!r}; put "{PLAN}": planner(...) into get_tools of grpo_rollout.py')
     protocol = Protocol.playing(load_tokenizer(read_policy_manifest(options.policy)), settings)
     search_many = searching(open_address(options.address, options.data), settings)
-    questions = read_training_questions(options.data)
-    chosen = random.Random(options.seed).sample(questions, min(options.num_demonstrations, len(questions)))
+    chosen = draw_questions(options.data, options.num_demonstrations, options.seed)
     plans, without = asyncio.run(teach(chosen, library, search_many, protocol, settings, options.teacher, options.seed))
     if not plans:
         raise UserError(f"{options.library} gives no demonstration{causes_of(without)}; build it from other episodes")
@@ -97,9 +96,8 @@ async def teach(
         ranks = {name: rank for name, found in hits.items() if (rank := first_relevant(found, question)) is not None}
         if ranks and leave_room(1, settings):
             name = choose.choice([name for name, rank in ranks.items() if rank == min(ranks.values())])
-            topic = topics[question.id]
-            act, sought = write_plan(topic, name), f"{name} of {topic}"
-            scripts[question, 0] = write_turns(question, [act], [sought], [hits[name]], protocol, settings, teacher)
+            plan = write_plan(topics[question.id], name)
+            scripts[question, 0] = write_turns(question, [plan], hits[name], protocol, settings, teacher)
     taught, broken = await recited(scripts, search_many, protocol, settings)
     return taught, broken + Counter({"no template finds what answers it": len(questions) - len(scripts)})
 

@@ -8,12 +8,14 @@ from __future__ import annotations
 import math
 import random
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from forage.agent.options import AgentSettings
-from forage.agent.searcher import seen_share
+from forage.agent.searcher import PER_TOKEN, best_start
+from forage.data.chunking import Chunk
+from forage.data.own_questions import SAID
 from forage.data.records import Question, asked_of
 from forage.data.relevance import by_document
 from forage.extras.questions.two_documents import Linked, Passages
@@ -21,11 +23,13 @@ from forage.store.bm25 import BM25, Tokenizer
 from forage.store.fusion import Hit
 from forage.store.manifest import NO_EMBEDDER
 from forage.store.options import Mode
+from forage.text import IDLE, cut_to_words, titled, words_of
 
 if TYPE_CHECKING:
     from forage.store.document_store import DocumentStore
 
 MOST = 300  # questions that are searched for
+MOST_TRIED = 500  # of which passages are looked at
 DEPTH = 10
 WELL, MUCH = 0.7, 0.15  # one search is enough from here on; a second one is worth training for
 CUT = 0.5  # of the answers are cut off, from which on more is to be shown first
@@ -158,6 +162,24 @@ def whole_documents(store: DocumentStore, questions: Sequence[str], mode: Mode =
         [hit for document in each for hit in ordered(document, question.rpartition(": ")[2])][:DEPTH]
         for question, each in zip(questions, documents, strict=True)
     ]
+
+
+def seen_share(
+    questions: Sequence[Question], chunks: Mapping[str, Chunk], stems: Callable[[str], list[str]]
+) -> float | None:
+    """The share of the questions of whose answer a search for them shows most telling words, if it finds the relevant
+    passages; measured on some if there are many, None if none has an answer."""
+    asked = [question for question in questions if question.answer and question.relevant_chunk_ids]
+    asked, tokens = asked[:: len(asked) // MOST_TRIED + 1], AgentSettings.passage_tokens
+    shares = []
+    for question in asked:
+        shown = ""  # about what a new policy is shown of each passage
+        for chunk in map(chunks.__getitem__, question.relevant_chunk_ids[: AgentSettings.k]):
+            window = chunk.text[best_start(chunk.text, question.question, chunk.title, stems, tokens) :]
+            shown += f"{cut_to_words(titled(chunk.title, window), round(PER_TOKEN * tokens))} "
+        telling = set(words_of(question.answer)) - IDLE
+        shares.append(len(telling & set(words_of(shown))) >= SAID * len(telling))
+    return sum(shares) / len(shares) if shares else None
 
 
 def told(

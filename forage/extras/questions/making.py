@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import json
+import re
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -13,13 +15,15 @@ from forage.data.chunking import Chunk
 from forage.data.qa_rows import QARow
 from forage.data.records import Question
 from forage.data.relevance import make_questions
+from forage.engines.chat_endpoint import Endpoint, RefusedError, all_of
 from forage.errors import UserError
 from forage.extras.questions.options import MakingOptions
 from forage.extras.questions.phrasing import Phraser
 from forage.extras.questions.vetting import Candidate, Vetter
-from forage.files import write_jsonl
+from forage.files import append, json_lines, write_jsonl
 from forage.progress import Counting
 from forage.store.document_store import DocumentStore
+from forage.text import encodable, titled
 
 BATCH = 64  # passages between two looks at whether there are enough questions
 DROPPED, ASKED = "questions_dropped.jsonl", "questions_asked.jsonl"
@@ -59,9 +63,6 @@ def in_turn(passages: Sequence[Chunk], seed: int) -> list[Chunk]:
 
 
 async def _judged(store: DocumentStore, options: MakingOptions, folder: Path, seed: int) -> list[Candidate]:
-    from forage.engines.chat_endpoint import Endpoint
-    from forage.extras.questions.chat_writer import INSTRUCTION, REPLY_TOKENS, ChatWriter
-
     vetter, judged, wanted = Vetter(store, options.found_within), list[Candidate](), options.max_questions
     passages = in_turn(store.chunks, seed)
     url, name = options.make_questions_url, options.make_questions
@@ -90,3 +91,73 @@ def dropped_row(one: Candidate) -> dict[str, str]:
         "reason": one.fault, "question": one.question, "answer": one.answer,
         "title": one.passage.title, "chunk_id": one.passage.id,
     }  # fmt: skip
+
+
+# Questions written by a chat model: each passage is asked about once, and the reply kept on disk as it comes.
+
+INSTRUCTION = (
+    "You write questions for a search engine's users. Read the passage and write one question that it answers, as "
+    "somebody would ask who has not seen the passage: name what it is about, and never say 'the passage'. Then give "
+    "the answer in the words of the passage, in one sentence. The question must not contain the answer. Reply "
+    'with JSON and nothing else: {"question": "...", "answer": "..."}'
+)
+REPLY_TOKENS = 400
+THOUGHTS = re.compile(r"<think>.*?(?:</think>|\Z)", re.DOTALL)
+OBJECT = re.compile(r"\{[^{}]*\}")
+TRIED = 16  # replies after which a model that wrote no question is given up
+LONGEST = 2000  # characters of a question or an answer
+MALFORMED = "no question and answer in the model's reply"
+REFUSED = "the model refused the passage"
+
+
+class ChatWriter:
+    """Makes a question for each passage. After a kill, no passage that was answered is asked about twice."""
+
+    def __init__(self, model: Endpoint, path: Path) -> None:
+        self.model, self.path = model, path
+        append(path, b"")  # whose writer may have been killed in the middle of a line
+        rows = (row for _, row in json_lines(path, []) if isinstance(row, dict))
+        self.replies = {row.get("key"): str(row.get("reply")) for row in rows}
+        self.faults = list[str]()
+
+    async def __call__(self, passages: Sequence[Chunk]) -> list[Candidate]:
+        made = await all_of(map(self._made, passages))
+        if not self.replies:
+            raise UserError(
+                f"--make-questions {self.model.model} refused all of the first {len(made)} passages "
+                f"({made[0].answer}); give a model that takes them, or --chunk-tokens for shorter ones"
+            )
+        return made
+
+    async def _made(self, passage: Chunk) -> Candidate:
+        prompt = encodable(titled(passage.title, passage.text.strip()))
+        asked = json.dumps([self.model.model, INSTRUCTION, REPLY_TOKENS, prompt])
+        key = hashlib.sha256(asked.encode()).hexdigest()
+        if key not in self.replies:
+            try:
+                reply = encodable(await self.model.reply(prompt))
+            except RefusedError as error:
+                return Candidate("model", passage, "", str(error), REFUSED)
+            append(self.path, (json.dumps({"key": key, "reply": reply}, ensure_ascii=False) + "\n").encode())
+            self.replies[key] = reply
+        made = candidate_of(passage, self.replies[key])
+        self.faults.append(made.fault)
+        if len(self.faults) >= TRIED and all(self.faults):
+            raise UserError(
+                f"--make-questions {self.model.model}: none of its first {TRIED} replies has a question and an answer "
+                f"(the last: {made.answer[:60]!r}); give a larger model, or leave --make-questions out"
+            )
+        return made
+
+
+def candidate_of(passage: Chunk, reply: str) -> Candidate:
+    """By the first JSON object with a question and an answer, each a text with a word in it."""
+    for found in OBJECT.findall(THOUGHTS.sub("", reply)):
+        try:
+            value = json.loads(found)
+        except (ValueError, RecursionError):
+            continue
+        question, answer = (" ".join(encodable(str(value.get(name, ""))).split()) for name in ("question", "answer"))
+        if all(re.search(r"\w", text) and len(text) <= LONGEST for text in (question, answer)):
+            return Candidate("model", passage, question, answer)
+    return Candidate("model", passage, "", " ".join(reply.split())[:200], MALFORMED)

@@ -14,6 +14,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from forage.data.chunking import Chunk
 from forage.data.records import Question
@@ -57,7 +58,10 @@ class Passages:
         self.title_of = {chunk.id: chunk.title for chunk in chunks}
         self.spread = Counter(word for chunk in chunks for word in set(words_of(chunk.text)))
         self.telling = {word for word, count in self.spread.items() if is_telling(word, count, len(chunks))}
-        self.mentions = mentions(chunks, self.title_of.values())
+
+    @cached_property
+    def mentions(self) -> list[Mention]:
+        return mentions(self.chunks, self.title_of.values())
 
     def title(self, question: Question) -> str:
         """What the document is called that answers."""

@@ -239,12 +239,15 @@ def with_adapter(lm: Any, rank: int, seed: int, task: str | None = "CAUSAL_LM") 
     return get_peft_model(lm, config)
 
 
-def write_texts(policy: Policy, tokenizer: Any, prompts: Sequence[Sequence[int]], batch_size: int = 16) -> list[str]:
+WRITTEN_AT_ONCE = 16
+
+
+def write_texts(policy: Policy, tokenizer: Any, prompts: Sequence[Sequence[int]]) -> list[str]:
     """The policy's greedy response to each prompt; prompts of similar length share a batch."""
     by_length = sorted(range(len(prompts)), key=lambda place: len(prompts[place]))
     texts = [""] * len(prompts)
-    for first in range(0, len(by_length), batch_size):
-        places = by_length[first : first + batch_size]
+    for first in range(0, len(by_length), WRITTEN_AT_ONCE):
+        places = by_length[first : first + WRITTEN_AT_ONCE]
         ids_BT = left_padded([prompts[place] for place in places], policy.pad_id).to(policy.lm.device)
         responses_BR = policy.sample(ids_BT, greedy=True)
         for place, tokens in zip(places, responses_BR.tolist(), strict=True):

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from forage.agent.prompts import prompt_tokens, with_titles
+from forage.agent.prompts import REWRITE, prompt_tokens, with_titles
 from forage.arguments import imported
 from forage.data.records import Document, Question
 from forage.data.relevance import split_by_document
@@ -122,7 +122,7 @@ def make_rows(
     rows = []
     for one in questions:
         asked = with_titles(one.question, titles_for(one.question)[: options.titles] if options.titles else [])
-        prompt = prompt_tokens(tokenizer, options.instruction, asked)
+        prompt = prompt_tokens(tokenizer, REWRITE, asked)
         rows.append(Row(one.question, one.relevant_doc_ids, tuple(prompt)))
     kept = [row for row in rows if len(row.prompt) <= options.max_prompt_tokens]
     left_out[f"a prompt of over {options.max_prompt_tokens} tokens"] += len(rows) - len(kept)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
 
-from forage.agent.prompts import REWRITE, RewriteMode
+from forage.agent.prompts import RewriteMode
 from forage.arguments import TRUST, fixed
 from forage.errors import UserError, check_at_least_one
 from forage.files import check_apart, check_replaceable
@@ -32,15 +32,11 @@ class RewriteOptions:
     titles: int = 0
     """Below the question, show the model the titles (first lines) of the first N documents that the question finds; 0:
     none."""
-    instruction: str = REWRITE
-    """Instruction given to the model before each question."""
     max_prompt_tokens: int = fixed(256)
     """Questions with a longer prompt are left out and reported."""
 
     def check(self) -> None:
         check_at_least_one(self, "query_weight")
-        if not self.instruction.strip():
-            raise UserError("--instruction is empty; say what the model should write")
 
 
 @dataclass(frozen=True)
@@ -138,19 +134,6 @@ class PPOOptions:
 
 
 @dataclass(frozen=True)
-class WarmOptions:
-    """The supervised warm start before PPO."""
-
-    warm_steps: int = 0
-    """Updates of the warm start; 0: no warm start."""
-    warm_batch_size: int = 8
-    """Questions per warm-start update."""
-
-    def check(self) -> None:
-        check_at_least_one(self, "warm_batch_size")
-
-
-@dataclass(frozen=True)
 class Options:
     """Model, data and run."""
 
@@ -182,7 +165,8 @@ class Options:
     sampling: SamplingOptions = field(default_factory=SamplingOptions)
     actor: ActorOptions = field(default_factory=ActorOptions)
     ppo: PPOOptions = field(default_factory=PPOOptions)
-    warm: WarmOptions = field(default_factory=WarmOptions)
+    warm_steps: int = 0
+    """Updates of a supervised warm start before PPO; 0: none."""
     max_steps: int = 6
     """Number of updates; the default is only enough for a first look. May be raised when a run is resumed. 0: only the
     warm start, whose model goes to --output-dir."""
@@ -198,7 +182,7 @@ class Options:
 
     def check(self) -> None:
         """Fail before anything is loaded."""
-        for part in (self.query, self.sampling, self.ppo, self.warm):
+        for part in (self.query, self.sampling, self.ppo):
             part.check()
         check_at_least_one(self, "k", "save_every")
         if self.ppo.algorithm == "grpo" and self.backend == "trl":

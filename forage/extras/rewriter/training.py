@@ -1,8 +1,15 @@
-"""Training: PPO updates from the last checkpoint to the last step, and the record of each."""
+"""Training: the warm start, PPO updates from the last checkpoint to the last step, the record of each, and evaluations.
+
+Before PPO, the rewriter learns to write how a relevant document begins, as in query2doc. In
+https://arxiv.org/abs/2303.07678 a large model guesses such a text. A small one can't know it, but learns how texts that
+answer such questions are worded, and searching for those words finds them. PPO then starts from a policy whose rewrites
+sometimes help. An untrained policy's rewrites never do, and PPO can't reinforce what is never sampled.
+"""
 
 from __future__ import annotations
 
 import math
+import random
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,21 +21,105 @@ import numpy as np
 import torch
 from matplotlib.figure import Figure
 
+from forage.agent.prompts import control_tokens, final_query
 from forage.data.splits import in_rounds
 from forage.errors import UserError, first_line
-from forage.extras.rewriter.actors import Actors, left_padded, with_padding
-from forage.extras.rewriter.data import Row
+from forage.extras.rewriter.actors import (
+    Actors,
+    Policy,
+    left_padded,
+    load_policy,
+    model_inputs,
+    save_lm,
+    with_adapter,
+    with_padding,
+    write_texts,
+)
+from forage.extras.rewriter.data import Data, Row, Search
 from forage.extras.rewriter.options import Options, PPOOptions
 from forage.extras.rewriter.ppo import PromptBatch, Training, make_optimizer, train_own
-from forage.extras.rewriter.rewards import Episode, Scorer
+from forage.extras.rewriter.rewards import MEASURES, Episode, Scorer
 from forage.extras.rewriter.trl_backend import train_trl
 from forage.files import write_jsonl
 from forage.manifest import plain
+from forage.metrics import bootstrapped, clear, span, verdict
+from forage.optimizer import adamw, update_weights
 from forage.policy.checkpoint import load_checkpoint, save_checkpoint
 from forage.processes import gathered, is_first, rank, world
 from forage.runs import trackers
 from forage.runs.plots import STYLE, draw_panel, save_figure
 from forage.runs.trackers import Log, chosen, open_tracker
+from forage.text import body_of
+
+IGNORED = -100  # label of tokens that are not learned
+MAX_NORM = 1.0
+WARM_WORDS = 12  # of a document, which the model learns to write
+WARM_BATCH = 8  # questions of its update
+
+Example = tuple[tuple[int, ...], str]
+"""A prompt's tokens and the text to write after it."""
+
+
+def warm_start(options: Options, data: Data, model: str, tokenizer: Any) -> str:
+    """The folder of the warm-started model, which is trained once per run folder."""
+    folder = options.run_dir / "warm"
+    if not folder.exists():
+        policy = load_policy(model, tokenizer, options)
+        if options.actor.lora_rank:
+            policy.lm = with_adapter(policy.lm, options.actor.lora_rank, options.seed)
+        examples = examples_of(data.train, data.texts)
+        train_warm(policy, tokenizer, examples, options.warm_steps, 5 * options.actor.usual_rate, options.seed)
+        save_lm(policy, model, tokenizer, folder)
+    return str(folder)
+
+
+def examples_of(rows: Sequence[Row], texts: Mapping[str, str]) -> list[Example]:
+    """Each question's prompt, and the beginning of its first relevant document."""
+    return [(row.prompt, beginning_of(texts[row.relevant_doc_ids[0]], WARM_WORDS)) for row in rows]
+
+
+def beginning_of(text: str, words: int) -> str:
+    """A document's first words after its title and headings that only ask.
+
+    Example: "Gout\\nWhat is gout? A joint hurts and swells.", 3 words: "A joint hurts".
+    """
+    title, _, rest = text.partition("\n")
+    return " ".join(body_of(rest if rest.strip() else title).split()[:words])
+
+
+def train_warm(policy: Policy, tokenizer: Any, examples: Sequence[Example], steps: int, rate: float, seed: int) -> None:
+    """Train the policy's adapter, or all its weights where it has none, in fp32, to write the texts of the examples."""
+    optimizer = adamw(policy.lm)
+    draw = random.Random(seed)
+    for step in range(steps):
+        batch = [draw.choice(examples) for _ in range(WARM_BATCH)]
+        loss = warm_loss(policy, tokenizer, batch)
+        loss.backward()
+        update_weights(optimizer, rate * (1 - step / steps), MAX_NORM)
+        if (step + 1) % 10 == 0 or step + 1 == steps:
+            print(f"warm start, update {step + 1} of {steps}: loss {loss.item():.3f}", flush=True)
+
+
+def warm_loss(policy: Policy, tokenizer: Any, examples: Sequence[Example]) -> Any:
+    """Mean cross-entropy of the texts' tokens and their eos; prompts and padding are not learned.
+
+    A text longer than --max-new-tokens is cut and gets no eos: the model should not learn to stop in mid-sentence.
+    """
+    ids, labels = [], []
+    for prompt, text in examples:
+        text = control_tokens(tokenizer).broken(text)  # a document must not teach to end a turn
+        tokens = [*tokenizer(text, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]
+        tokens = tokens[: policy.sampling.max_new_tokens]
+        ids.append([*prompt, *tokens])
+        labels.append([IGNORED] * len(prompt) + tokens)
+    longest, device = max(map(len, ids)), policy.lm.device
+    ids_BT = torch.tensor([row + [policy.pad_id] * (longest - len(row)) for row in ids], device=device)
+    labels_BT = torch.tensor([row + [IGNORED] * (longest - len(row)) for row in labels], device=device)
+    logits_BTV = policy(**model_inputs(ids_BT, policy.pad_id), use_cache=False).logits[:, :-1]
+    return torch.nn.functional.cross_entropy(logits_BTV.flatten(0, 1), labels_BT[:, 1:].flatten(), ignore_index=IGNORED)
+
+
+# PPO
 
 
 def train(options: Options, rows: list[Row], actors: Actors, tokenizer: Any, scorer: Scorer) -> None:
@@ -150,3 +241,98 @@ def draw_metrics(rows: Sequence[Mapping[str, float]], path: Path) -> None:
             axes.set_title(title)
             draw_panel(axes, {int(row["step"]): row for row in rows}, lines)
         save_figure(figure, path)
+
+
+# Evaluation: several ways to search for the held-out questions, side by side before and after training.
+
+RAW = "raw query"
+ENOUGH = 0.995  # of a reward: what is printed as 1.000, or nearly
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """How well one way of searching does, question by question."""
+
+    way: str
+    searched: list[str]
+    values: dict[str, list[float]]
+    """Of each of MEASURES, by question."""
+
+
+def measure(way: str, rows: Sequence[Row], searched: Sequence[str], search: Search, k: int) -> Measurement:
+    """Search with each row's query and compare the result with its relevant documents."""
+    pairs = [(found, row.relevant_doc_ids) for found, row in zip(search(searched), rows, strict=True)]
+    values = {name: [measured(*pair, k) for pair in pairs] for name, measured in MEASURES.items()}
+    return Measurement(way, list(searched), values)
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Measures a policy's rewrites on the held-out questions, beside all that was measured before."""
+
+    options: Options
+    rows: Sequence[Row]
+    search: Search
+    tokenizer: Any
+
+    def raw(self) -> list[Measurement]:
+        """The questions as they are; says if they leave nothing to learn."""
+        raw = measure(RAW, self.rows, [row.query for row in self.rows], self.search, self.options.k)
+        for line in hopeless(raw, self.options):
+            print(line, flush=True)
+        return [raw]
+
+    def rewritten(self, way: str, policy: Policy, earlier: Sequence[Measurement]) -> list[Measurement]:
+        """The earlier measurements, and one of the policy's rewrites; all of them are printed."""
+        how = self.options.query
+        texts = write_texts(policy, self.tokenizer, [row.prompt for row in self.rows])
+        pairs = zip(self.rows, texts, strict=True)
+        searched = [final_query(row.query, text, how.rewrite, how.query_weight) for row, text in pairs]
+        ways = [*earlier, measure(way, self.rows, searched, self.search, self.options.k)]
+        print(f"{len(searched)} held-out questions; in brackets: 95 % intervals; *: it excludes zero")
+        for row in result_rows(ways):
+            own, over = row["recall"], row["over_raw"]
+            compared = f", over {RAW} {over['mean']:+.3f} ({span(over)})" + " *" * clear(over)
+            figures = f"recall@{self.options.k} {own['mean']:.3f} ({span(own)}), nDCG {row['ndcg']:.3f}"
+            print(f"{row['way']:10} {figures}{compared if row['way'] != RAW else ''}")
+        return ways
+
+    def after(self, policy: Policy, earlier: Sequence[Measurement]) -> None:
+        """Report the trained policy's rewrites beside all earlier measurements."""
+        ways = self.rewritten("trained", policy, earlier)
+        write_jsonl(self.options.run_dir / "evaluation.jsonl", result_rows(ways))
+        name = self.options.reward if self.options.reward in MEASURES else "recall"
+        documents = [row.relevant_doc_ids[0] for row in self.rows]
+        for before in (earlier[-1], ways[0]):  # where PPO began, and what is to be beaten
+            gained = gains(ways[-1], before, name)
+            print(verdict(ways[-1].way, before.way, f"{name}@{self.options.k}", gained, documents))
+
+
+def hopeless(raw: Measurement, options: Options) -> list[str]:
+    """Why nothing can be learnt, where the raw queries earn all of a built-in reward already."""
+    earned = raw.values.get(options.reward, [0.0])  # a reward of the user's own is not measured
+    if np.mean(earned) < ENOUGH:
+        return []
+    ways_out = [f"--k {max(1, options.k // 2)}"] if options.k > 1 else []
+    ways_out += ["--reward ndcg"] if np.mean(raw.values["ndcg"]) < ENOUGH else []
+    return [
+        f"nothing to learn: the raw queries already earn {np.mean(earned):.3f} of --reward {options.reward} on "
+        f"held-out questions, so no rewrite can find more; try {' or '.join([*ways_out, 'harder questions'])}"
+    ]
+
+
+def gains(one: Measurement, other: Measurement, name: str = "recall") -> list[float]:
+    """Paired differences. Example: recalls [1, 0] against [0, 0] give 1, 0."""
+    return [a - b for a, b in zip(one.values[name], other.values[name], strict=True)]
+
+
+def result_rows(ways: Sequence[Measurement]) -> list[dict[str, Any]]:
+    """The rows of evaluation.jsonl: recall and its difference from the raw query's, with intervals."""
+    return [
+        {
+            "way": way.way, "searched": way.searched, "questions": len(way.searched),
+            "recall": bootstrapped(way.values["recall"]), "over_raw": bootstrapped(gains(way, ways[0])),
+            "ndcg": float(np.mean(way.values["ndcg"])), "mrr": float(np.mean(way.values["mrr"])),
+        }
+        for way in ways
+    ]  # fmt: skip

@@ -102,7 +102,7 @@ class Connection(H11Protocol):
         super().connection_lost(exc)
 
 
-def guarded(app: App, bound: str, key: str = "", name: str = KEY) -> App:
+def guarded(app: App, bound: str, key: str = "") -> App:
     """The app, for those who may ask, before it looks at what they ask; /health is for all who may know of it.
 
     On a loopback address, nobody may who calls this machine by another name, or comes from another one's page: a web
@@ -115,7 +115,7 @@ def guarded(app: App, bound: str, key: str = "", name: str = KEY) -> App:
             if scope["type"] == "http":
                 check_host(scope, bound)
                 if key and scope["path"] != "/health":
-                    check_key(header(scope, b"authorization"), key, name)
+                    check_key(header(scope, b"authorization"), key, KEY)
             await app(scope, receive, send)
         except BadRequest as error:
             await answer(send, error.status, {"detail": str(error)})

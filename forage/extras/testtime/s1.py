@@ -4,9 +4,9 @@ Paper: s1, https://arxiv.org/abs/2501.19393. A model of 32B parameters is fine-t
 traces of a larger one, so it thinks before it answers. At test time, an end of thinking that comes too early is
 suppressed and "Wait" is appended; where a budget is spent, the end of thinking is forced, and with it the answer.
 
-Here: the traces are the teacher's (`sft_train.py --thought-words 24`, forage/sft/teacher.py), and thinking is the
-free text before `<answer>` in a turn after a search. Turns that call the tool are left alone, and so are turns before
-the first search. Example with `min_thinking` 6 and `max_thinking` 20; the tokens in [] are forced and have mask 0:
+Here: thinking is the free text before `<answer>` in a turn after a search. Turns that call the tool are left alone, and
+so are turns before the first search. Example with `min_thinking` 6 and `max_thinking` 20; the tokens in [] are forced
+and have mask 0:
 
     Passage 1 . [ Wait] it says rest and ice . <answer>Rest, ice.</answer> end
 
@@ -15,13 +15,12 @@ first search is the last. A line break before a suppressed `<answer>` goes with 
 Equal bounds ask for a length; `min_thinking` 0 only limits it.
 
 Left out: suppressing tokens while sampling. The turn is sampled in parts; if a part opens the answer or ends the turn
-too early, that is cut off and replaced by "Wait". The cut tokens are counted in `extra_sampled`. The paper also selects
-its questions for difficulty and variety; ours are drawn at random. Its traces are found by reasoning and hold second
-thoughts; ours are written by rule from what the passages show, and none says "Wait".
+too early, that is cut off and replaced by "Wait". The cut tokens are counted in `extra_sampled`. The traces are left
+out too: the warm start's teacher only says which passage answers. Take a base that thinks by itself, or let the warm
+start imitate episodes of your own (`sft_train.py --demonstrations`).
 
 Where it doesn't help: a policy that was never trained to think in words. After "Wait", a small model repeats itself or
-leaves the protocol. With the teacher's thoughts it knows how to think for about as long as they were; beyond that,
-"Wait" only asks it to quote more. Nor does thinking find what the search did not. For models like the paper's,
+leaves the protocol. Nor does thinking find what the search did not. For models like the paper's,
 https://arxiv.org/abs/2507.14419 finds that most of the gain from longer thinking is what a shorter limit takes away,
 and that "Wait" lets a model waver between answers. So compare with the policy left alone (`single`), not only budgets
 with each other. A turn has `max_turn_tokens` in all: a long budget may leave the answer too few.

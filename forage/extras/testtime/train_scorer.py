@@ -205,7 +205,8 @@ def main(options: Options) -> None:
     embedder = open_embedder(manifest_at(options.address, options.data)[0])
     with filling_folder(options.out, way_out="--out"):
         learnt, unseen = split(played, options.held_out, options.seed)
-        functions = reward_functions(embedder)
+        similarity: RewardFunction = partial(get_answer_similarity, embedder=embedder)
+        functions = {"answer_similarity": similarity, "mrr": get_mrr}
         rows_NF, pairs = examples_of(learnt, embedder, protocol, functions)
         if not len(pairs):
             raise UserError(
@@ -225,11 +226,6 @@ def main(options: Options) -> None:
     for kind, shares in accuracy.items():
         print(f"right on held-out pairs, {kind}: " + ", ".join(f"{n} {share:.3f}" for n, share in shares.items()))
     print(f"wrote {options.out / CARD}; use it: python evaluate.py --scorer {options.out} --systems best_of:8:learned")
-
-
-def reward_functions(embedder: Embedder) -> Mapping[str, RewardFunction]:
-    similarity: RewardFunction = partial(get_answer_similarity, embedder=embedder)
-    return {"answer_similarity": similarity, "mrr": get_mrr}
 
 
 def split(played: Played, share: float, seed: int) -> tuple[Played, Played]:

@@ -13,11 +13,10 @@ import anyio
 import pytest
 
 from forage.data.scraping import fetcher
-from forage.data.scraping.fetcher import Fetcher
+from forage.data.scraping.fetcher import Fetcher, scrape
 from forage.data.scraping.hosts import host_of
 from forage.data.scraping.options import ScrapeOptions
 from forage.data.scraping.page_text import read_page
-from forage.data.scraping.scraper import scrape
 from forage.errors import UserError
 from tests.misbehaving_server import MisbehavingServer
 

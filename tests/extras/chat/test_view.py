@@ -8,8 +8,7 @@ from rich.console import Console
 
 from forage.agent.episode import Search, Use
 from forage.agent.options import AgentSettings
-from forage.extras.chat.session import why
-from forage.extras.chat.view import View, passages_with
+from forage.extras.chat.session import View, passages_with, why
 from forage.store.document_store import DocumentStore
 from forage.store.fusion import Hit
 from tests.factories import EPISODE, QUESTION

@@ -38,15 +38,14 @@ def taught(tiny_protocol, tmp_path, monkeypatch):
     tools = {"plan": planner(tmp_path / "library.jsonl")}
     monkeypatch.setattr(grpo_rollout, "get_tools", lambda: tools)
 
-    def play(finds, seed=1, thought_words=0, **limits):
+    def play(finds, seed=1, **limits):
         settings = AgentSettings(tools=specs_of(tools), **limits)
         protocol = Protocol.playing(tiny_protocol.tokenizer, settings)
 
         def search(queries):
             return [[Hit(name, "Gout", "It hurts at night.") for name in finds.get(query, ())] for query in queries]
 
-        options = TeacherOptions(thought_words=thought_words)
-        episodes, _ = asyncio.run(teach([GOUT], LIBRARY, search, protocol, settings, options, seed))
+        episodes, _ = asyncio.run(teach([GOUT], LIBRARY, search, protocol, settings, TeacherOptions(), seed))
         return [[protocol.text(episode.ids[turn.start : turn.end]) for turn in episode.turns] for episode in episodes]
 
     return play
@@ -59,5 +58,3 @@ def test_the_teacher_plays_the_plan_that_finds_the_answer(taught):
     assert answer == "Passage 2 answers this.\n<answer>It hurts at night.</answer>"
     assert taught(finds, max_turns=1) == [[plan]]
     assert taught({"gout signs": ("wrong",)}) == []
-    [[thinking, _]] = taught(finds, thought_words=24)
-    assert thinking == f"The question asks about symptoms, gout. I search for: signs of gout\n{plan}"

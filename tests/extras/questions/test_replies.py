@@ -6,7 +6,7 @@ import pytest
 from forage.data.chunking import Chunk
 from forage.engines.chat_endpoint import RefusedError
 from forage.errors import UserError
-from forage.extras.questions.chat_writer import MALFORMED, ChatWriter, candidate_of
+from forage.extras.questions.making import MALFORMED, ChatWriter, candidate_of
 from forage.extras.questions.vetting import Candidate
 
 CHUNK = Chunk("nets", "Nets", "Heat harms. Wax keeps salt out of twine.", 0, 40, 0, 1)

@@ -5,14 +5,14 @@ import math
 import pytest
 
 from forage.extras.rewriter.data import Row
-from forage.extras.rewriter.evaluation import (
+from forage.extras.rewriter.options import Options
+from forage.extras.rewriter.training import (
     RAW,
     Evaluation,
     gains,
     hopeless,
     measure,
 )
-from forage.extras.rewriter.options import Options
 
 ROWS = [Row("one", ("a", "b"), (1,)), Row("two", ("c",), (2,))]
 

@@ -8,7 +8,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from forage.extras.rewriter.actors import Policy, with_padding
 from forage.extras.rewriter.options import SamplingOptions
-from forage.extras.rewriter.warm_start import beginning_of, warm_loss
+from forage.extras.rewriter.training import beginning_of, warm_loss
 from tests.tiny_rewriter import make_tiny, metrics, run, tiny_args
 
 
