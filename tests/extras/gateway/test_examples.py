@@ -88,18 +88,3 @@ def test_langchain(tiny, tmp_path):
     packages = installed(tmp_path / "packages", "langchain", "langchain-openai")
     searches_and_answers(block("py"), packages)
     check(*trained(block("py"), tiny, tmp_path / "run", packages))
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_javascript(tiny, tmp_path):
-    done = subprocess.run(["npm", "install", "--prefix", tmp_path, "openai"], capture_output=True, text=True)
-    if done.returncode:
-        pytest.skip(f"left out: openai can't be installed here ({done.stderr.strip()[-200:]})")
-    (tmp_path / "agent.mjs").write_text(block("js"))
-    player = f"recorded(command('node {tmp_path}/agent.mjs'))"
-    own = f"from forage.extras.gateway.own_agent import command, recorded\n\ndef get_agent():\n    return {player}"
-    stats, episodes = trained(own, tiny, tmp_path / "run")
-    check(stats, episodes)
-    asked = {row["id"]: row["question"] for row in map(json.loads, (tiny / "data" / "train.jsonl").open())}
-    assert all([search.query for search in each.searches] == [asked[each.question_id]] for each in episodes)

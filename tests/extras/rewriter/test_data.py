@@ -35,15 +35,6 @@ def test_bad_rows_are_counted_by_what_they_lack(tmp_path, tokenizer, capsys):
     assert [row.query for row in data.held_out] == ["What is flu?"]
 
 
-def test_without_eval_a_fifth_is_held_out_by_document(tmp_path, tokenizer):
-    corpus = [{"doc_id": f"d{n}", "text": f"t{n}"} for n in range(10)]
-    rows = [{"query": f"{word} {n}", "relevant_doc_ids": [f"d{n}"]} for n in range(10) for word in ("who", "what")]
-    data = read_data(Options(data=write_data(tmp_path, corpus, train=rows), eval_questions=0), tokenizer)
-    assert (len(data.train), len(data.held_out)) == (16, 4)
-    held = {row.relevant_doc_ids for row in data.held_out}
-    assert not held & {row.relevant_doc_ids for row in data.train}
-
-
 @pytest.mark.parametrize(
     ("corpus", "rows", "says"),
     [
