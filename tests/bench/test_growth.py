@@ -1,4 +1,4 @@
-"""How cost grows: exponents by hand, the table, and each point for real on small sizes."""
+"""How cost grows: the table, and each point for real on small sizes."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""bench.mismatch: figures by hand, and the server's own tokens compared place by place."""
+"""bench.mismatch: figures by hand."""
 
 import pytest
 import torch

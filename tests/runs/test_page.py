@@ -1,4 +1,4 @@
-"""The page: what it holds, worked out by hand; and what a real Chromium makes of keys, filters, hostile texts."""
+"""The page: what it holds, worked out by hand; and what a real Chromium makes of keys and hostile texts."""
 
 import base64
 import gzip

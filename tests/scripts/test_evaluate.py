@@ -1,4 +1,4 @@
-"""evaluate.py end to end on a tiny policy: what it writes, what it refuses, and that a killed one resumes."""
+"""evaluate.py end to end on a tiny policy: what it writes, what it refuses, and what it plays again."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""The whole stage on a tiny model: a run, a kill, a resumed run, and a user's reward."""
+"""The whole stage on a tiny model: a run, one that goes on with less memory, a resumed run, and a user's reward."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""The embedder's prompts, precision and choice; with the real packaged model."""
+"""The embedder's tokens and prompts; with the real packaged model."""
 
 import json
 import shutil

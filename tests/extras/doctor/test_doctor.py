@@ -1,4 +1,4 @@
-"""The doctor: what is missing or of another version, on machines that are made up, and the command as users run it."""
+"""The doctor: what is missing or of another version, and the command as users run it."""
 
 import os
 import platform

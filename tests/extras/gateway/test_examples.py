@@ -53,7 +53,7 @@ def run(program, *arguments):
 
 def trained(block, tiny, run_dir, packages=""):
     """(each step's figures, all episodes) of two steps with the block's agent."""
-    arguments = tiny_args(tiny, run_dir, "--max-steps", "2", "--eval-every", "0", "--report-to", "none")
+    arguments = tiny_args(tiny, run_dir, "--max-steps", "2", "--eval-every", "0")
     run(PROGRAM.format(block=block), packages, "train", *arguments)
     steps = [run_dir / "episodes" / name for name in ("000000", "000001")]
     return read_stats(run_dir), [episode for step in steps for episode in read_episodes(step / "trainer.jsonl")]

@@ -1,4 +1,4 @@
-"""Data of the rewriter: bad rows and files, the split, and the search by words or in a store that exists."""
+"""Data of the rewriter: bad rows and files, and the search by words or in a store that exists."""
 
 import pytest
 from transformers import AutoTokenizer

@@ -1,4 +1,4 @@
-"""Evaluation: measures and differences by hand, and the table."""
+"""Evaluation: measures and differences by hand."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""The rewriter's warm start: what is learned, the loss by hand, and a run that begins with it."""
+"""The rewriter's warm start: what is learned, and the loss by hand."""
 
 import pytest
 import torch
