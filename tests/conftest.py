@@ -34,6 +34,11 @@ NUMBERS = {
 }  # fmt: skip
 
 
+# Modules in which a test or what its tests share takes minutes. They come first: at the end, where test processes take
+# tests from each other, one would wait for the other's, or both would make what a module's tests share.
+LONG = {"test_environments", "test_families", "test_mission", "test_notebook", "test_size"}
+
+
 def pytest_configure(config):
     if config.option.markexpr != "gpu":  # what tests expect, they expect of a processor
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
@@ -43,6 +48,7 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if item.path.stem in NUMBERS:
             item.add_marker("numbers")
+    items.sort(key=lambda item: item.path.stem not in LONG)
 
 
 @pytest.fixture(scope="session", autouse=os.environ.get("ATEN_CPU_CAPABILITY") == "avx2")

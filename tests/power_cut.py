@@ -70,9 +70,8 @@ class Recording:
         self._look(f"{what} was acknowledged")
 
     def problems(self, check, workplace, draws=6):
-        """(moment, what was wrong) for each state in which `check` finds something wrong, each state tried once."""
-        found, seen = [], set()
-        draw = random.Random(0)
+        """Yields (moment, what was wrong) for each state in which `check` finds something wrong, each tried once."""
+        seen, draw = set(), random.Random(0)
         for cut in self.cuts:
             for state in states(cut, draw, draws):
                 key = hash((cut.acknowledged, tuple(sorted(state.items()))))
@@ -84,9 +83,7 @@ class Recording:
                 try:
                     check(workplace, cut.acknowledged)
                 except (AssertionError, UserError, SafetensorError, OSError, ValueError, KeyError) as error:
-                    found.append((cut.label, f"{type(error).__name__}: {error}"))
-        self.tried = len(seen)
-        return found
+                    yield cut.label, f"{type(error).__name__}: {error}"
 
     def _watched(self, name):
         real = getattr(os, name)

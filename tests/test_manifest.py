@@ -108,12 +108,6 @@ def test_code_of_the_project_goes_by_its_place_in_it():
     assert not any(name.startswith("/") for name in code_of(get_mrr))
 
 
-def test_changed_files_are_named_and_the_many_counted():
-    before = {"code": dict.fromkeys("abcde", "old")}
-    assert contradictions({"code": {"a": "new", "b": "old", "f": "new"}}, before) == ["another a"]
-    assert contradictions({"code": dict.fromkeys("abcde", "new")}, before) == ["another a, b, c and 2 more files"]
-
-
 @dataclass
 class Scaled:
     scale: int

@@ -2,7 +2,6 @@
 
 import re
 import shutil
-from dataclasses import replace
 
 import pytest
 import torch
@@ -12,7 +11,6 @@ from forage.agent.episode import Episode, Turn, read_episodes, write_episodes
 from forage.agent.options import AgentSettings, read_agent, write_agent
 from forage.agent.protocol import write_answer, write_call
 from forage.data.records import read_questions
-from forage.errors import UserError
 from forage.grpo.learner import Learner
 from forage.grpo.update import UpdateContext, prepare, update
 from forage.policy.adapters import versions
@@ -42,13 +40,6 @@ def test_trains_and_leaves_a_policy(tiny, tmp_path, capsys):
         with torch.no_grad():  # what generate says of its tokens is what the policy gives them
             logprobs_T = nano_grpo.token_logprobs(policy, episode.ids, 1.0)
         torch.testing.assert_close(logprobs_T[sampled_T], torch.tensor(episode.logprobs[1:])[sampled_T])
-
-
-def test_a_policy_whose_calls_are_begun_for_it_is_refused(tiny, tmp_path):
-    warm = shutil.copytree(tiny / "policy", tmp_path / "warm")
-    write_agent(replace(SETTINGS, force_search=True), warm)
-    with pytest.raises(UserError, match="train it with grpo_train"):
-        nano_grpo.main(nano_grpo.Options(tiny / "data", warm, tmp_path / "nano"), rewards_of_tokens)
 
 
 def test_what_a_search_finds_is_read_and_has_no_gradient(tiny, tiny_protocol, monkeypatch):

@@ -25,7 +25,7 @@ from tests.tiny import rewards_of_tokens
 
 TINY = ("--engine", "local", "--mode", "sparse", "--max-turn-tokens", "12", "--max-turns", "2", "--batch-size", "3",
         "--num-rollouts", "4", "--learning-rate", "0.01", "--token-budget", "600", "--eval-every", "2",
-        "--on-collapse", "warn")  # fmt: skip
+        "--on-collapse", "warn", "--report-to", "none")  # fmt: skip
 
 
 def tiny_args(folder, run_dir, *more):

@@ -9,7 +9,7 @@ import random
 import shutil
 import time
 import traceback
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 
 import httpx
 import pytest
@@ -167,31 +167,17 @@ class Run(Folder):
         return adapter_bytes(self.place, 3)
 
 
-@dataclass
-class Reply:
-    """A server's reply, and the function that reads it. What has the right types may say something else."""
+class Reply(Folder):
+    """A server's reply. What has the right types may say something else."""
 
-    content: bytes
-    reader: object
-    plain: object
-    """What the reader should make of JSON that is all right."""
-
-    def __post_init__(self):
-        self.now = self.content
-        self.right = self.read()
-
-    def change(self, rng):
-        self.now, words = changed(rng, self.content)
-        return words
-
-    def restore(self):
-        self.now = self.content
+    def text(self):
+        return (self.place / "reply.json").read_bytes()
 
     def read(self):
-        return self.reader(self.now)
+        return sample_of(self.text())
 
     def says(self, found):
-        return found == self.plain(json.loads(self.now))
+        return found == sample_said(json.loads(self.text()))
 
 
 def outcome(thing):
@@ -272,7 +258,10 @@ def folders(folder):
     write_jsonl(tiny / "data" / "documents.jsonl", documents)
     options = tiny_options(tiny, folder / "run", max_steps=2)
     train(options)
+    (folder / "reply").mkdir()
+    (folder / "reply" / "reply.json").write_text(json.dumps(COMPLETION))
     return {
+        "a completion": lambda place: Reply(folder / "reply", place),
         "data": lambda place: Data(tiny / "data", place),
         "a store": lambda place: Store(folder / "store", place),
         "a policy": lambda place: Policy(tiny / "policy", place),
@@ -292,5 +281,4 @@ def test_a_changed_file_or_reply_is_right_or_one_line(name, made, tmp_path):
 def made(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(document_store, "Embedder", WordEmbedder)
-        reply = Reply(json.dumps(COMPLETION).encode(), sample_of, sample_said)
-        yield {"a completion": lambda place: reply} | folders(tmp_path_factory.mktemp("formats"))
+        yield folders(tmp_path_factory.mktemp("formats"))

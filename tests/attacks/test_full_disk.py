@@ -18,7 +18,7 @@ from forage.store.vectors import VectorCollection
 from tests.attacks.targets import differences
 
 pytestmark = pytest.mark.slow
-DISK, TRIES = 64 * 2**20, 4
+DISK, TRIES = 64 * 2**20, 3
 
 
 @contextmanager

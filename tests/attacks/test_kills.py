@@ -52,7 +52,7 @@ def attack(script, arena, undisturbed, kills, seed):
 
 
 KILLS = {
-    "data_prep": 3, "store": 3, "collection": 3, "create": 3, "merge": 3, "sft": 3, "grpo": 10, "ppo_own": 3,
+    "data_prep": 3, "store": 3, "collection": 3, "create": 3, "merge": 3, "sft": 3, "grpo": 6, "ppo_own": 3,
     "ppo_trl": 1, "evaluate": 3,
 }  # fmt: skip
 

@@ -148,19 +148,17 @@ def problems_of(name, tmp_path, **how):
     recording = Recording(folder, **how)
     with recording:
         save(folder, recording.acknowledge)
-    found = recording.problems(check, tmp_path / "after")
-    print(f"{name}: {recording.tried} states at {len(recording.cuts)} moments, {len(found)} bad")
-    return found
+    return recording.problems(check, tmp_path / "after")
 
 
 @pytest.mark.parametrize("name", SAVES)
 def test_a_power_cut_at_any_moment_leaves_the_old_or_the_new(tmp_path, name):
-    assert problems_of(name, tmp_path) == []
+    assert list(problems_of(name, tmp_path)) == []
 
 
 @pytest.mark.parametrize("name", SAVES)
 def test_without_syncs_the_same_check_finds_losses(tmp_path, name):
-    assert problems_of(name, tmp_path, fsync=False)
+    assert any(problems_of(name, tmp_path, fsync=False))  # which ends with the first
 
 
 def test_where_names_cant_be_exchanged_the_old_checkpoint_stands_aside(tmp_path, monkeypatch):
@@ -172,4 +170,4 @@ def test_where_names_cant_be_exchanged_the_old_checkpoint_stands_aside(tmp_path,
         check_checkpoints(folder, acknowledged)
 
     monkeypatch.setitem(SAVES, "aside", (save_checkpoints, check))
-    assert problems_of("aside", tmp_path) == []
+    assert list(problems_of("aside", tmp_path)) == []

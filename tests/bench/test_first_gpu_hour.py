@@ -1,7 +1,6 @@
 """The first hour on a GPU: verdicts by what ran, steps that users could type, and a walk through them on a CPU."""
 
 import shlex
-from dataclasses import replace
 
 import pytest
 
@@ -12,15 +11,12 @@ from bench.first_gpu_hour import (
     Outcome,
     Step,
     lacking,
-    learnt_by,
     main,
     run,
     settings,
     steps,
 )
-from forage.runs.stats import write_stats
 from forage.stack_settings import check_names, check_values
-from tests.factories import STATS
 from tests.pages import parsed, python_call
 
 ENOUGH = "at least one"
@@ -56,27 +52,6 @@ def test_a_step_that_fails_stops_only_those_that_need_it():
     for verdict, why in {"failed": "it needs a", "left out: no vLLM": "it needs a", "not as expected": ""}.items():
         assert lacking(second, [Outcome(first, verdict)]) == why
     assert not lacking(third, [Outcome(first, "failed")])
-
-
-# What came of a step
-
-
-def test_adapters_mismatch_and_gradients_by_hand(tmp_path):
-    def after(name, adapters, *figures):
-        for number in range(adapters):
-            (tmp_path / name / "adapters" / f"v{number:06d}").mkdir(parents=True)
-        for step, training in enumerate(figures):
-            write_stats(tmp_path / name, replace(STATS, step=step, training=training))
-        return learnt_by(tmp_path / name, 2)
-
-    one, flat = {"grad_norm": 0.5, "mismatch_kl": 0.009}, {"grad_norm": 0.0}
-    assert after("good", 3, one, flat) == "3 adapters, mismatch_kl 0.009 at most, norm of the gradient 0.5, 0"
-    with pytest.raises(Otherwise, match=r"mismatch_kl 0\.011"):
-        after("far", 3, one, one | {"mismatch_kl": 0.011})
-    with pytest.raises(Otherwise, match="2 adapters"):
-        after("short", 2, one, one)
-    with pytest.raises(Otherwise, match="no step had a gradient"):
-        after("flat", 3, flat, flat)
 
 
 # The steps

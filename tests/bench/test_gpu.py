@@ -5,7 +5,7 @@ import json
 import pytest
 
 from bench import gpu
-from bench.gpu import BUDGET, QWEN_7B, ROWS, TINY, Options, made_episodes, main, random_model
+from bench.gpu import BUDGET, QWEN_7B, ROWS, Options, main, random_model
 from forage.grpo.own_server import row_of
 
 
@@ -13,12 +13,6 @@ def test_the_model_has_its_real_size(monkeypatch):
     """Qwen2.5-7B has 7,615,616,512 parameters, as its model card says."""
     monkeypatch.setattr(gpu, "DEVICE", "meta")
     assert sum(weight.numel() for weight in random_model(QWEN_7B).parameters()) == 7_615_616_512
-
-
-def test_made_episodes_are_as_long_as_the_scale_says():
-    episodes = made_episodes(TINY)
-    assert sorted(len(episode.ids) for episode in episodes) == [40, 51, 63, 74, 86, 97, 109, 120]
-    assert all(episode.mask[:36] == (0,) * 24 + (1,) * 12 and not any(episode.mask[36:56]) for episode in episodes)
 
 
 def test_the_stacks_update_is_that_of_a_card_of_24_gb():

@@ -1,17 +1,10 @@
-"""How cost grows: exponents by hand, the table, and each point for real on small sizes."""
+"""How cost grows: the table, and each point for real on small sizes."""
 
 import pytest
 
 from bench import growth
-from bench.growth import Options, exponent, main
+from bench.growth import Options, main
 from forage.errors import UserError
-
-
-@pytest.mark.parametrize(
-    ("sizes", "costs", "slope"), [([1, 10], [3, 300], 2), ([1, 10, 100], [5, 5, 5], 0), ([2, 4, 8], [8, 4, 2], -1)]
-)
-def test_exponents_by_hand(sizes, costs, slope):
-    assert exponent(sizes, costs) == pytest.approx(slope)
 
 
 def test_each_kind_of_point_is_measured_and_drawn(tiny, tmp_path, monkeypatch, capsys):

@@ -1,6 +1,5 @@
 """The whole data door: in whichever normal form a text comes, the same is asked, held out and found."""
 
-import csv
 import unicodedata
 
 from hypothesis import given
@@ -10,10 +9,8 @@ from forage.data.chunking import Chunk
 from forage.data.collection import document_of
 from forage.data.documents import assemble
 from forage.data.options import Columns
-from forage.data.own_documents import read_folder
-from forage.data.own_questions import place, read_own_questions
 from forage.data.qa_rows import to_rows
-from forage.data.relevance import by_document, make_questions, merged, question_key, split_by_document
+from forage.data.relevance import make_questions, question_key, split_by_document
 from forage.metrics import token_f1
 from forage.store.bm25 import Tokenizer
 
@@ -63,23 +60,3 @@ def test_any_form_is_compared_alike(text):
 def test_questions_that_differ_in_a_vowel_sign_are_two():
     assert question_key("कि क्या है?") != question_key("की क्या है?")
     assert token_f1("कि", "की") == 0
-
-
-def test_a_file_is_found_by_its_name_in_any_form(tmp_path):
-    text = {"Crème Brûlée": "Sahne und Eier in den Ofen.", "कि": "यह पहला पाठ है।", "की": "यह दूसरा पाठ है।"}
-    seen = []
-    for form in ("NFC", "NFD"):
-        (folder := tmp_path / form).mkdir()
-        for name, said in text.items():
-            (folder / unicodedata.normalize(form, f"{name}.txt")).write_text(unicodedata.normalize(form, said))
-        own = read_folder(folder)
-        chunks = by_document(Chunk(d.id, d.title, d.text, 0, len(d.text), 0, 1) for d in own.documents)
-        for other in ("NFC", "NFD"):
-            with (tmp_path / "asked.csv").open("w", encoding="utf-8", newline="") as file:
-                rows = [("question", "source"), *((f"{name}?", name.upper()) for name in text)]
-                csv.writer(file).writerows(in_form(other, row) for row in rows)
-            asked = read_own_questions(str(tmp_path / "asked.csv"), Columns())
-            placed, left_out = place(asked, own.records, chunks, lambda *_: ())
-            assert not left_out
-            seen.append((own.documents, own.records[0].path, merged(placed)))
-    assert all(each == seen[0] for each in seen)

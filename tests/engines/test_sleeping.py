@@ -44,19 +44,6 @@ async def slept(engine, adapter):
     await engine.sleep()
 
 
-def test_a_step_in_turns(fake, adapter):
-    async def act(engine):
-        await slept(engine, adapter)
-        assert fake.asleep
-        await engine.wake()
-        assert not fake.asleep
-        return await engine.generate(REQUEST)
-
-    assert with_engine(act, fake) == RIGHT
-    assert fake.turns == ["load", SLEEP, WAKE, "unload", "load", "completion"]  # level 1 only
-    assert fake.bodies[0]["model"] == fake.adapters[0] == "run-v000001-" + fake.adapters[0][-8:]
-
-
 @pytest.mark.parametrize("sleep_mode", [None, False])
 def test_a_server_without_sleep_mode_is_refused(fake, sleep_mode):
     """False: started without the flag, it has the routes, says that it sleeps, and frees nothing."""

@@ -9,7 +9,6 @@ from safetensors.numpy import save_file
 from forage.engines.base import EngineOptions, Request
 from forage.engines.vllm import VLLMEngine, login_of
 from forage.errors import UserError
-from forage.policy.adapters import served_name
 from tests.misbehaving_vllm import REQUEST, RIGHT, MisbehavingVLLM, with_engine
 
 
@@ -30,36 +29,6 @@ def test_what_the_server_refuses_is_told_at_once(fake):
     with pytest.raises(UserError, match="refuses the request: status 400"):
         with_engine(lambda engine: engine.generate(REQUEST), fake)
     assert len(fake.bodies) == 1
-
-
-def test_adapters_are_loaded_under_their_own_names_and_the_old_one_goes(fake, tmp_path):
-    async def act(engine):
-        for version in (1, 2):
-            await engine.load_adapter(served_name("run", version), tmp_path)
-            await engine.generate(REQUEST)
-        return engine.adapter
-
-    assert with_engine(act, fake) == "run-v000002"
-    assert [body["model"] for body in fake.bodies] == ["run-v000001", "run-v000002"]
-    assert fake.adapters == ["run-v000002"]
-
-
-def test_an_episode_of_the_adapter_before_goes_on_with_that_adapters_weights(fake, tmp_path):
-    async def act(engine):
-        await engine.load_adapter("run-v000001", tmp_path / "one")
-        fake.plan = [503] * 1000  # this request is tried again until the next adapter has replaced its own
-        late = asyncio.create_task(engine.generate(REQUEST))
-        while not fake.bodies:
-            await asyncio.sleep(0.001)
-        await engine.load_adapter("run-v000002", tmp_path / "two")
-        fake.folders.clear()
-        fake.plan.clear()
-        await late
-
-    with_engine(act, fake)
-    assert len(fake.bodies) > 1
-    assert {body["model"] for body in fake.bodies} == {"run-v000001"}
-    assert fake.folders == {"run-v000001": str(tmp_path / "one")}
 
 
 def test_an_adapter_of_the_same_name_with_other_weights_is_loaded_anew(fake, tmp_path):

@@ -213,7 +213,4 @@ def test_the_page_and_that_it_is_made_again_without_playing(tiny, tmp_path, embe
     whole = json.loads((out / "lab.json").read_text())
     assert whole["classes"] == dict.fromkeys(("q0", "q1", "q2"), "one search") | {"q3": "unanswerable"}
     assert (whole["questions"], whole["unanswerable"]) == (4, 1)
-    assert whole["verdicts"].keys() == {"warm", "plain"}
-    assert all(line in first for lines in whole["verdicts"].values() for line in lines)
-    rows = json.loads((out / "eval.json").read_text())["systems"]
-    assert [row["name"] for row in rows] == [f"{name}/{system}" for name in ("warm", "plain") for system in LAB]
+    assert all(line in first for name in ("warm", "plain") for line in whole["verdicts"][name])

@@ -90,9 +90,3 @@ def test_what_is_of_another_shape_is_refused(tmp_path, monkeypatch):
             loss_terms(scored, LossOptions(loss=f"mistaken:{name}"), Totals(2, 1))
     with pytest.raises(UserError, match="each of the 2 episodes"):
         advantages([0, 1], "aa", "mistaken:first")
-
-
-@pytest.mark.parametrize("name", ["nowhere:f", "mine_of_a_user:missing", "plain"])
-def test_what_is_not_there(mine, name):
-    with pytest.raises(UserError, match=name):
-        advantages([0, 1], "aa", name)

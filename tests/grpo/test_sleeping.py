@@ -74,27 +74,6 @@ def test_a_run_in_turns_is_that_of_a_server_that_stays_awake(tiny, tmp_path, fak
     assert not {"sleep", "wake"} & set(read_stats(awake.run_dir)[0].seconds)
 
 
-def test_a_run_may_be_resumed_in_turns_or_awake(tiny, tmp_path, fake):
-    whole, parts = (options_of(tiny, tmp_path / name / "run", fake, eval_every=0) for name in ("whole", "parts"))
-    train(whole)
-    train(with_options(parts, max_steps=1))
-    train(with_options(parts, max_steps=2, vllm_sleep=False))
-    train(parts)
-    assert stats_of(parts.run_dir) == stats_of(whole.run_dir)
-    assert not fake.asleep  # though nothing is played after the last update
-
-
-def test_a_run_that_fails_in_an_update_leaves_the_server_awake(tiny, tmp_path, fake, monkeypatch):
-    def fails(*_):
-        assert fake.asleep
-        raise UserError("out of memory")
-
-    monkeypatch.setattr(training, "update", fails)
-    with pytest.raises(UserError, match="out of memory"):
-        train(options_of(tiny, tmp_path / "run", fake))
-    assert not fake.asleep
-
-
 # Options
 
 

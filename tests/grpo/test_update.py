@@ -88,20 +88,6 @@ def test_the_second_epoch_compares_with_the_log_probabilities_of_the_first(tiny,
         assert torch.equal(weight, weights[name]), name
 
 
-def test_groups_without_variance_cost_nothing_and_count(tiny, episodes):
-    flat = [
-        replace(e, reward=0.5, rewards=dict.fromkeys(e.rewards, 0.5)) if e.question_id == episodes[0].question_id else e
-        for e in episodes
-    ]
-    figures, _ = updated(Watched(tiny), tiny, flat, LARGE)
-    assert figures["tokens"] == sum(e.sampled for e in flat if e.question_id != episodes[0].question_id)
-    alike = [replace(e, rewards=dict.fromkeys(e.rewards, 0.5)) for e in episodes]
-    figures, weights = updated(Watched(tiny), tiny, alike, LARGE)
-    assert figures["micro_batches"] == 0
-    before = Watched(tiny).weights_now()
-    assert all(torch.equal(weight, before[name]) for name, weight in weights.items())
-
-
 # What an update did to the likelihood of what it rewarded
 
 

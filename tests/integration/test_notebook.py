@@ -34,7 +34,8 @@ def test_every_cell_of_the_notebook_runs(packages, model_folder, tmp_path):
     (tmp_path / "first_hour.ipynb").write_text(text)
     for name in ("sample_data", "data_prep.py", "create_lora_model.py", "sft_train.py", "models"):
         (tmp_path / name).symlink_to(ROOT / name)
-    env = {"PYTHONPATH": str(packages), "PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "OMP_NUM_THREADS": "2"}
+    env = {"PYTHONPATH": str(packages), "PATH": "/usr/bin:/bin", "HOME": str(tmp_path)}
+    env |= {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}  # as in tests/conftest.py
     done = subprocess.run([sys.executable, "-c", EXECUTE], cwd=tmp_path, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
     cells = json.loads((tmp_path / "first_hour.ipynb").read_text())["cells"]

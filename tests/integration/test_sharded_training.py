@@ -1,4 +1,4 @@
-"""grpo_train.py sharded each way, on two processes and on one, comes to the figures of the plain learner."""
+"""grpo_train.py sharded each way, on two processes, comes to the figures of the plain learner."""
 
 import pytest
 import torch
@@ -52,16 +52,14 @@ def alone(folder):
     return run(folder, "alone")
 
 
-WAYS = [
-    (2, "none", "none"), (2, "zero3", "all"), (2, "fsdp2", "none"), (1, "zero2", "optimizer"),
-]  # fmt: skip
+WAYS = [("none", "none"), ("zero3", "all"), ("fsdp2", "none")]
 
 
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize(("processes", "sharding", "offload"), WAYS)
-def test_sharded_it_does_what_the_plain_learner_does(folder, alone, processes, sharding, offload):
-    name = f"{sharding}-{offload}-{processes}"
-    together = run(folder, name, "--sharding", sharding, "--offload", offload, processes=processes)
+@pytest.mark.parametrize(("sharding", "offload"), WAYS)
+def test_sharded_it_does_what_the_plain_learner_does(folder, alone, sharding, offload):
+    name = f"{sharding}-{offload}"
+    together = run(folder, name, "--sharding", sharding, "--offload", offload, processes=2)
     check_same(alone, together)
     # And the run goes on with the plain learner from what was left.
     assert (together / "state" / f"{STEPS:06d}" / "model.safetensors").exists()

@@ -46,18 +46,6 @@ def test_output_and_gradients_are_those_under_a_mask(heads, on_gpu):
         torch.testing.assert_close(one, other)
 
 
-def test_layers_keep_one_mask_for_their_backward_passes():
-    """Six heads over two are three times the branch's five queries."""
-    branches = Branches((Branch(0, 5, ((0, 5),)),), torch.float32)
-    query, keys = torch.randn(1, 6, 5, 4, requires_grad=True), torch.randn(1, 2, 5, 4)
-    kept = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda state: kept.append(state) or state, lambda state: state):
-        for _ in range(2):
-            branches.attend(query, keys, keys, None)
-    first, second = (state.data_ptr() for state in kept if state.shape[-2:] == (15, 5))
-    assert first == second
-
-
 def test_a_policy_on_a_cpu_attends_so(tiny):
     policy = load_policy(read_policy_manifest(tiny / "policy"), device="cpu")
     assert policy.get_base_model().config._attn_implementation == BRANCHES

@@ -92,18 +92,6 @@ def test_a_server_asks_it_as_training_did(merged, tiny_tokenizer):
     assert json.loads(card.partition("```json\n")[2].partition("\n")[0]) == trained.described_tools
 
 
-def test_the_card_says_how_to_ask_and_how_it_was_made(merged):
-    card = (merged / "README.md").read_text()
-    wanted = [
-        "# garden", "## How to ask it", "Answer the question about '''gardening'''", "```python",
-        "## How it was made", "| kind | LoRA |", "| learnt from | plants |",
-    ]  # fmt: skip
-    places = [card.find(text) for text in wanted]
-    assert -1 not in places
-    assert places == sorted(places)
-    assert "someone" not in card
-
-
 def test_a_template_without_a_system_turn_says_it_in_the_question(tiny_tokenizer):
     tiny_tokenizer.chat_template = (
         "{% for m in messages %}{% if m.role != 'system' %}{{ '<|im_start|>' + m.role + '\n' + m.content "

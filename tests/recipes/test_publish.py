@@ -5,9 +5,7 @@ import shutil
 
 import pytest
 from huggingface_hub import ModelCard
-from transformers import AutoModelForCausalLM
 
-from forage.agent.options import read_agent
 from forage.errors import UserError
 from tests.recipes.run import calls_of, run
 from tests.tiny_training import tiny_options, train
@@ -44,13 +42,6 @@ def test_the_hub_and_people_read_the_card(card, folder):
     assert "2 questions of data/eval.jsonl" in card.text
     assert "| rewards | 1 even + 1 low |" in card.text
     assert str(folder) not in card.content
-
-
-def test_the_folder_is_a_models(folder):
-    merged = folder / "models/my_searcher"
-    assert not [path for path in merged.iterdir() if path.name.startswith(".")]
-    assert AutoModelForCausalLM.from_pretrained(merged).config.model_type == "llama"
-    assert read_agent(merged).mode == "sparse"
 
 
 def of_training(path):

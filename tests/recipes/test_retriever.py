@@ -4,14 +4,12 @@ import json
 from contextlib import ExitStack
 
 import pytest
-import torch
-from transformers import BertConfig, BertForSequenceClassification, BertTokenizer
 
 from document_store import DocumentStore, StoreOptions
 from forage.agent.episode import read_episodes
 from forage.errors import UserError
 from forage.extras.serving.server import make_app
-from forage.store.opening import manifest_at, open_address, open_store, retriever_of
+from forage.store.opening import manifest_at, open_address, open_store
 from forage.store.options import StoreAddress
 from forage.store.remote import RemoteStore
 from tests.pages import fenced
@@ -74,33 +72,6 @@ def impatient(self, url, start=RemoteStore.__init__):
     start(self, url, patience=0.1)
 
 
-@pytest.fixture(scope="module")
-def reader(tmp_path_factory):
-    """The folder of a cross-encoder of one layer."""
-    folder = tmp_path_factory.mktemp("reader")
-    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghijklmnopqrstuvwxyz", *(f"##{c}" for c in "aeiou")]
-    (folder / "vocab.txt").write_text("\n".join(words))
-    BertTokenizer(str(folder / "vocab.txt")).save_pretrained(folder)
-    torch.manual_seed(0)
-    shape = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
-    BertForSequenceClassification(BertConfig(vocab_size=len(words), num_labels=1, **shape)).save_pretrained(folder)
-    return folder
-
-
-def test_a_cross_encoder_reorders_what_a_search_found(reader, tmp_path):
-    made = module_of("retriever.md", ("cross-encoder/ms-marco-MiniLM-L6-v2", str(reader)), number=1)
-    texts = [f"{letter} rest and ice" for letter in "abcdefgh"]
-    plain = DocumentStore.build(tmp_path / "store", texts, StoreOptions("none"))
-    store = made["Reordered"].open(tmp_path / "store")
-    found = store.search("rest", 3, "sparse")
-    assert store.search(["rest", ""], 3, "sparse") == [found, []]
-    scores = made["reader"]().predict([("rest", f"\n{text}") for text in texts]).tolist()
-    best = sorted(range(len(texts)), key=lambda address: -scores[address])[:3]
-    assert [hit.text for hit in found] == [texts[address] for address in best]
-    assert [hit.rank for hit in found] == [1, 2, 3]
-    assert [hit.text for hit in plain.search("rest", 3, "sparse")] != [hit.text for hit in found]
-
-
 def test_one_chunk_of_each_document(tmp_path):
     made = module_of("retriever.md", number=2)
     document = {"text": "Rest may help it. " * 30}
@@ -109,18 +80,6 @@ def test_one_chunk_of_each_document(tmp_path):
     )
     store = made["OnePerDocument"].open(tmp_path / "store")
     assert len({hit.doc_id for hit in store.search("rest", 2, "sparse")}) == 2
-
-
-def test_a_class_that_is_none_is_one_line(here):
-    (here / "wrong.py").write_text("class Wrong: ...\n")
-    for name, says in {
-        "wrong:Wrong": "must be a subclass of document_store.DocumentStore",
-        "wrong:Other": "--retriever wrong:Other can't be loaded: AttributeError",
-        "nowhere:Other": "--retriever nowhere:Other can't be loaded: ModuleNotFoundError",
-        "fused": "--retriever fused is no name of a class",
-    }.items():
-        with pytest.raises(UserError, match=says):
-            retriever_of(name)
 
 
 def test_a_run_notices_another_retriever(here):

@@ -144,17 +144,6 @@ def test_changed_rewards_are_named(run, rewards, says):
     assert (run / "run" / "finished").exists()  # nothing was begun
 
 
-def test_rewards_in_another_order_keep_their_weights(run, begun):
-    def turned(embedder):
-        return dict(reversed(rewards_of_tokens(embedder).items()))
-
-    resume(run, turned)
-    grpo_train.main(options_of(run, run_dir=run / "weighed", weights=("even=1", "low=3")), rewards_of_tokens)
-    grpo_train.main(options_of(run, run_dir=run / "weighed", weights=("even=1", "low=3"), max_steps=2), turned)
-    with pytest.raises(UserError, match="weights"):
-        grpo_train.main(options_of(run, run_dir=run / "weighed", weights=("even=3", "low=1"), max_steps=3), turned)
-
-
 # The embedder
 
 

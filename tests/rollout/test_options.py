@@ -16,14 +16,6 @@ def test_the_warm_start_is_taken_where_there_is_one(tmp_path, monkeypatch):
     assert str(RolloutOptions().policy) == "models/warm"
 
 
-def test_a_warm_start_of_another_base_is_an_older_one(tmp_path):
-    for name, base in (("warm", "first"), ("policy", "second")):
-        write_policy_manifest(PolicyManifest(tmp_path / name, base, base, quantized=False), tmp_path / name)
-    assert made_last(tmp_path) == tmp_path / "policy"
-    write_policy_manifest(PolicyManifest(tmp_path / "policy", "first", "first", quantized=False), tmp_path / "policy")
-    assert made_last(tmp_path) == tmp_path / "warm"
-
-
 def test_a_damaged_card_does_not_stop_help_and_is_named_when_it_is_read(tmp_path):
     for name in ("warm", "policy"):
         write_policy_manifest(PolicyManifest(tmp_path / name, "base", "base", quantized=False), tmp_path / name)

@@ -10,9 +10,7 @@ from forage.runs.plots import (
     level_shares,
     phase_seconds,
     reach_of,
-    rewards_figure,
     running_mean,
-    training_figure,
 )
 from tests.factories import STATS
 
@@ -30,18 +28,6 @@ def test_seconds_by_phase():
     ]
     assert phase_seconds(stats) == {"rollout": [20, 10], "backward": [8, 0], "mine": [0, 1]}
     assert list(phase_seconds(stats)) == ["rollout", "backward", "mine"]
-
-
-def test_rates_are_drawn_from_0_to_1_with_their_first_and_last_mean():
-    stats = [replace(STATS, step=n, rewards={"mrr": [0.774 + n / 500], "overall as trained": [2.0 + n]})
-             for n in range(3)]  # fmt: skip
-    mrr, as_trained = rewards_figure(stats, {}).axes
-    assert (mrr.get_title(), mrr.get_ylim()) == ("mrr: 0.774 → 0.778", (-0.02, 1.02))
-    assert as_trained.get_ylim()[1] > 4
-    [legend] = rewards_figure(stats, {}).legends
-    assert legend.get_title().get_text().startswith("each step plays other questions")
-    [panel] = [axes for axes in training_figure(stats).axes if axes.get_title() == "episodes, groups and queries"]
-    assert panel.get_ylim() == (-0.02, 1.02)
 
 
 def test_the_distribution_of_each_reward_has_a_column_a_step():

@@ -1,13 +1,12 @@
 """A run folder is one process's, under one set of options."""
 
 import json
-import subprocess
 from dataclasses import dataclass, field
 
 import pytest
 
 from forage.errors import UserError
-from forage.runs.run_folder import keep_code, run_folder, set_aside
+from forage.runs.run_folder import run_folder, set_aside
 
 
 @dataclass
@@ -37,33 +36,6 @@ def test_options_and_code_are_kept(tmp_path):
     }
     assert (tmp_path / "run" / "code.diff").exists()
     assert "secret" not in (tmp_path / "run" / "config.json").read_text()
-
-
-def test_a_changed_file_of_any_encoding_is_in_the_diff(tmp_path, monkeypatch):
-    def git(*args):
-        command = ["git", "-c", "user.name=me", "-c", "user.email=me@here", *args]
-        subprocess.run(command, cwd=tmp_path, check=True, capture_output=True)
-
-    (tmp_path / "notes.txt").write_bytes(b"caf\xe9\n")
-    git("init")
-    git("add", ".")
-    git("commit", "-m", "first")
-    (tmp_path / "notes.txt").write_bytes(b"caf\xe9s\n")
-    monkeypatch.setattr("forage.runs.run_folder.__file__", str(tmp_path / "module.py"))
-    (tmp_path / "run").mkdir()
-    keep_code(tmp_path / "run")
-    diff = (tmp_path / "run" / "code.diff").read_text()
-    assert "-caf\ufffd\n+caf\ufffds\n" in diff
-
-
-def test_a_run_goes_on_under_its_own_options_but_for_the_free_ones(tmp_path):
-    with run_folder(tmp_path, Options()):
-        pass
-    with run_folder(tmp_path, Options(max_steps=9), free=["max_steps"]):
-        assert json.loads((tmp_path / "config.json").read_text())["options"]["max_steps"] == 9
-    says = "was begun with --top-k 1, not 2: give that, or another --run-dir"
-    with pytest.raises(UserError, match=says), run_folder(tmp_path, Options(inner=Inner(2)), free=["max_steps"]):
-        pass
 
 
 def test_an_option_newer_than_the_run_does_not_stop_it(tmp_path):

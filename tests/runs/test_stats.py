@@ -9,8 +9,6 @@ from forage.errors import UserError
 from forage.runs.stats import (
     Phases,
     advice,
-    lessons,
-    print_step,
     read_stats,
     reproducible,
     stats_path,
@@ -169,29 +167,6 @@ def test_a_phase_has_the_work_that_it_left_to_the_gpu():
 
 
 # The line of a step, and whether the trainer waits
-
-
-def test_what_taught_nothing_is_said():
-    learnt = replace(STATS, groups={"total": 2, "flat": 1, "replaced": 0})
-    assert lessons(learnt) == []
-    flat = replace(STATS, groups={"total": 2, "flat": 2, "replaced": 0})
-    assert lessons(flat) == ["2 of 2 groups flat (all episodes of a question earned the same): no reward to learn from"]
-    [said] = lessons(replace(flat, episodes=STATS.episodes | {"well_formed": 0.0}))
-    assert said.startswith("no episode keeps to the protocol")
-    assert "sft_train.py" in said
-
-
-def test_a_step_is_a_line(capsys):
-    seconds = {"rollout": 10.0, "generate": 9.0}
-    history = [
-        replace(STATS, step=step, rewards={"overall": [mean]}, seconds=seconds, notes=["half of it was [flat]"])
-        for step, mean in enumerate((0.2, 0.4, 0.6))
-    ]
-    print_step(history, 9, ", sampled at T 0.7")
-    assert capsys.readouterr().out.splitlines() == [
-        "step 2 of 9, sampled at T 0.7: overall 0.600; 10 s (rollout 10); 1 min 10 s left",
-        "note: half of it was [flat]",
-    ]
 
 
 def test_a_trainer_that_waits_a_fifth_of_the_last_steps_is_told_but_not_of_the_first():

@@ -3,12 +3,11 @@
 import importlib.util
 import sys
 import time
-from types import SimpleNamespace
 
 import pytest
 
 from forage.errors import UserError
-from forage.runs.trackers import chosen, flatten, open_tracker
+from forage.runs.trackers import flatten, open_tracker
 from tests.factories import STATS
 
 
@@ -30,17 +29,6 @@ def test_a_missing_library_is_told(tmp_path, monkeypatch):
     wanted = pytest.raises(UserError, match="pip install trackio")
     with wanted, open_tracker("trackio", tmp_path, {}):
         pass
-
-
-def test_auto_is_the_first_that_is_installed(monkeypatch):
-    there = SimpleNamespace(origin="there")
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: there)
-    assert chosen("auto", ("wandb", "trackio")) == "wandb"
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: there if name == "trackio" else None)
-    assert chosen("auto", ("wandb", "trackio")) == "trackio"
-    # A folder ./wandb, which wandb itself makes, can be imported too, but is no library.
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: SimpleNamespace(origin=None))
-    assert chosen("auto", ("wandb", "trackio")) == "none"
 
 
 def resumed_run(kind, folder):

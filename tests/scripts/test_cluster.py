@@ -88,21 +88,6 @@ def test_a_worker_starts_again_but_not_for_ever(node):
     assert logs["rollout"].count("grpo_rollout.py") == 5
 
 
-@pytest.mark.parametrize(
-    ("settings", "says"),
-    [
-        ({}, "NODE_RANK= is no number of a node; start this by cluster/slurm.sh or"),
-        ({"NODE_RANK": "0", "TRAIN_NODES": "3", "NODES": "2"}, "TRAIN_NODES=3, but there are 2 nodes; ask for more"),
-        ({"NODE_RANK": "0", "TRAIN_NODES": "2"}, "TRAIN_NODES=2 needs TRAIN_ADDRESS; set it to the first machine's"),
-    ],
-)
-def test_what_can_not_be_meant_is_one_line(node, settings, says):
-    done, _ = node(**settings)
-    assert done.returncode == 1
-    assert done.stderr.startswith(f"error: {says}")
-    assert done.stderr.count("\n") == 1
-
-
 # SkyPilot
 
 

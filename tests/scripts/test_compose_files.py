@@ -97,14 +97,3 @@ def commands(environment):
     )  # fmt: skip
     parts = re.split(r"\n# pane: (\w+)\n", done.stdout)
     return {"prepare": parts[0], **dict(zip(parts[1::2], parts[2::2], strict=True))}
-
-
-def test_a_new_volume_belongs_to_the_user_who_writes_there():
-    """It takes the owner of the folder that it is mounted over, and without such a folder it is root's."""
-    stages = dict(re.findall(r"^FROM \S+ AS (\S+)\n(.*?)(?=^FROM|\Z)", (ROOT / "Dockerfile").read_text(), re.M | re.S))
-    for service in (each for each in services_of(FILES[1]).values() if "grpo" in each["image"]):
-        stage = stages[service.get("build", {}).get("target", "app")]
-        for volume in service["volumes"]:
-            _, folder, *mode = volume.split(":")
-            made = re.search(r"install -d -o agent -g agent (.*)", stage)[1].split()
-            assert mode == ["ro"] or folder in made, f"{folder} of {service['image']}"

@@ -7,14 +7,10 @@ import sys
 
 import pytest
 
-from data_prep import load_or_scrape_documents
-from forage.data.records import read_documents, read_questions
-from forage.files import json_lines
+from forage.data.records import read_questions
 from forage.store.document_store import DocumentStore
 from tests import ROOT
 from tests.here import run_here
-
-SAMPLE_ROWS = [row for _, row in json_lines(ROOT / "sample_data" / "questions.jsonl")]
 
 
 def prepare(folder, *arguments, check=True):
@@ -30,15 +26,6 @@ def prepared(tmp_path_factory):
     folder = tmp_path_factory.mktemp("sample")
     prepare(folder, "--dataset-name", "sample")
     return folder
-
-
-def test_every_page_is_fetched_and_is_a_document(prepared):
-    manifest = [row for _, row in json_lines(prepared / "manifest.jsonl")]
-    assert sorted(row["url"] for row in manifest) == sorted({row["document_url"] for row in SAMPLE_ROWS})
-    assert {(row["status"], row["cause"], row["document"]) for row in manifest} == {(200, "ok", "page")}
-    documents = {document.id: document for document in read_documents(prepared / "documents.jsonl")}
-    assert {row["document_id"] for row in manifest} == documents.keys()
-    assert {document.source for document in documents.values()} == {"page"}
 
 
 def test_relevant_chunks_are_in_the_store_and_hold_the_answer(prepared):
@@ -88,33 +75,6 @@ def test_a_second_run_fetches_and_embeds_nothing_and_writes_the_same(prepared):
     assert "7 (on 16 pages: 'Reviewed by the library’s editors. " in done.stdout
     assert {name: (prepared / name).read_bytes() for name in names} == before
     assert page.stat().st_mtime_ns == written
-
-
-def test_pages_that_fail_fall_back_on_the_answers_and_say_so(tmp_path):
-    rows = [
-        {"question": f"Question {i} about it?", "answer": f"Answer {i} has words of its own.", "url": url}
-        for i, url in enumerate(["http://127.0.0.1:9/page", "ftp://x.example/", "http://127.0.0.1:9/page", "", "http://[::1]/"])
-    ]  # fmt: skip
-    (tmp_path / "qa.jsonl").write_text("".join(json.dumps(row) + "\n" for row in [*rows, {"question": "Lost?"}]))
-    done = prepare(tmp_path, "--dataset-name", tmp_path / "qa.jsonl", "--embedder", "none", "--eval-share", "0.5")
-    causes = {row["url"]: (row["cause"], row["document"]) for _, row in json_lines(tmp_path / "manifest.jsonl")}
-    assert causes == {
-        "http://127.0.0.1:9/page": ("private_address", "answer"),
-        "ftp://x.example/": ("bad_scheme", "answer"),
-        "http://[::1]/": ("private_address", "answer"),
-    }
-    texts = sorted(document.text for document in read_documents(tmp_path / "documents.jsonl"))
-    assert texts[0] == "Answer 0 has words of its own.\n\nAnswer 2 has words of its own."
-    assert len(texts) == 4
-    assert "no url 2, no answer 1" in " ".join(done.stdout.split())
-
-
-def test_the_function_gives_documents_and_what_they_answer(tmp_path):
-    dataset = load_or_scrape_documents("sample", str(tmp_path / "cache"), str(tmp_path / "pages"))
-    assert len(dataset.documents) == len({row["document_url"] for row in SAMPLE_ROWS})
-    assert {q.question for q in dataset.questions} == {row["question"] for row in SAMPLE_ROWS}
-    texts = {document.id: document.text for document in dataset.documents}
-    assert all(texts[doc_id] for q in dataset.questions for doc_id in q.relevant_doc_ids)
 
 
 def digests(folder):

@@ -1,7 +1,6 @@
 """The trainer: its figures by hand, whole runs on a tiny policy, and every way in which one goes on or stops."""
 
 import json
-import re
 import shutil
 import sys
 from dataclasses import replace
@@ -15,7 +14,7 @@ from forage.agent.episode import read_episodes
 from forage.data.records import read_questions
 from forage.errors import UserError
 from forage.grpo import reporting
-from forage.grpo.options import GuardOptions, LossOptions, UpdateOptions
+from forage.grpo.options import GuardOptions, UpdateOptions
 from forage.grpo.update import prepare
 from forage.policy.adapters import adapter_path, list_contents, served_name, versions, weights_digest
 from forage.rollout.plans import plan_of, write_plan
@@ -115,18 +114,10 @@ def test_a_run_learns_and_leaves_what_it_says(tiny, tmp_path, capsys):
     train(options)
     lines = [line for line in capsys.readouterr().out.splitlines() if "run.html" not in line]
     assert sum(line.startswith("000001, adapter v000001: episodes 24 of 24; ") for line in lines) == 1
-    *_, heads, overall, _, _, says, asked, before, after, command = lines
-    assert heads.split() == ["held", "out", "before", "after", "plain", "RAG"]
-    assert re.fullmatch(r"overall +(\d\.\d{3} \(\d\.\d{3} to \d\.\d{3}\) +){2}", overall)
-    assert asked.startswith("the question with the median rise: ")
-    assert [line.split(",")[0] for line in (before, after)] == ["  before", "  after"]
-    assert re.fullmatch(
-        r"Shown: .*; the trained policy minus the one before training is [-+.\d]+ \(.*\) in overall on 2 questions\. "
-        r"Not shown: .*\.", says
-    )  # fmt: skip
-    assert command == (
-        f"beside plain RAG, answers included: python evaluate.py --data {options.rollout.data} --policy "
-        f"before={options.rollout.policy} after={options.run_dir} --temperature 0"
+    assert [line for line in lines if line.startswith("Shown: ")]
+    assert lines[-1].endswith(
+        f"evaluate.py --data {options.rollout.data} --policy before={options.rollout.policy} after={options.run_dir} "
+        "--temperature 0"
     )
     stats = read_stats(options.run_dir)
     assert [row.step for row in stats] == list(range(12))
@@ -188,21 +179,6 @@ def test_dropout_draws_alike_where_episodes_were_there_already(tiny, tmp_path):
     assert read_stats(whole.run_dir)[1].training["mismatch_mean_abs"] > 1e-3  # it was on
 
 
-def test_a_loss_with_a_reference_and_several_epochs(tiny, tmp_path):
-    options = tiny_options(
-        tiny, tmp_path / "run", max_steps=2, eval_every=0, epochs=2, loss=LossOptions(loss="gspo", beta=0.1)
-    )
-    train(options)
-    first, second = read_stats(options.run_dir)
-    assert first.training["kl"] > 0  # of the second epoch: in the first one the policy still is the reference
-    assert second.training["kl"] > 0
-    assert first.training["ratio_max"] > 1 > first.training["ratio_min"]
-    # The reference is not published beside the policy.
-    assert sorted(p.name for p in adapter_path(options.run_dir, 2).iterdir()) == [
-        "adapter_config.json", "adapter_model.safetensors", "contents.json",
-    ]  # fmt: skip
-
-
 # Guards
 
 
@@ -235,20 +211,3 @@ def test_a_loss_that_is_not_finite_changes_nothing_and_stops_the_run(tiny, tmp_p
     with pytest.raises(UserError, match="stopped at step 0: grad_norm is nan"):
         train(options)
     assert versions(options.run_dir) == [0]
-
-
-# Bad options
-
-
-@pytest.mark.parametrize(
-    ("wrong", "says"),
-    [
-        ({"num_rollouts": 1}, "leaves nothing to compare"),
-        ({"max_staleness": 1}, "--rollouts service"),
-        ({"temperature": 0.0}, "plays the same episode every time"),
-    ],
-)
-def test_bad_options_are_refused_before_anything_is_loaded(tiny, tmp_path, wrong, says):
-    with pytest.raises(UserError, match=says):
-        train(tiny_options(tiny, tmp_path / "run", **wrong))
-    assert list(tmp_path.iterdir()) == []

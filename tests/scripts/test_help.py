@@ -35,13 +35,3 @@ def test_help_is_short_and_imports_nothing_heavy(script):
     lines = told.stdout.splitlines()
     assert 10 <= len(lines) <= 60
     assert max(map(len, lines)) <= 120
-
-
-def test_a_typo_is_answered_at_once():
-    told = run("grpo_train.py", "--max-stepz", "3")
-    assert told.returncode == 1
-    assert told.stdout == ""
-    heavy, error = told.stderr.splitlines()  # the names of heavy modules come first: there are none
-    assert (heavy, error) == (
-        "", "error: --max-stepz is no option; did you mean --max-steps? --help-all shows the options",
-    )  # fmt: skip

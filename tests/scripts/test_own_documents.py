@@ -12,8 +12,6 @@ from tests.extras.questions.chat_server import chat_server, good_reply
 from tests.here import run_here
 from tests.own_files import write_files
 
-DATA = ("documents.jsonl", "manifest.jsonl", "train.jsonl", "eval.jsonl", "questions_dropped.jsonl")
-
 
 def command(files, out, *arguments):
     more = [] if "--embedder" in arguments else ["--embedder", "none"]
@@ -63,14 +61,6 @@ def test_the_data_folder_is_whole(prepared):
     assert json.loads((prepared / "rewriter" / "pubmed_corpus.json").read_text())
 
 
-def test_a_second_run_writes_the_same_and_no_more_than_are_wanted(files, prepared, tmp_path):
-    before = {name: (prepared / name).read_bytes() for name in DATA}
-    prepare(files, prepared)
-    assert {name: (prepared / name).read_bytes() for name in DATA} == before
-    prepare(files, tmp_path / "data", "--max-questions", "12", "--min-questions", "5")
-    assert len(questions(tmp_path / "data")) == 12
-
-
 # A chat model
 
 
@@ -79,29 +69,14 @@ def by_model(chat, *arguments):
 
 
 def test_a_model_writes_the_questions(files, tmp_path):
-    def reply(prompt, number):
-        if "1801" in prompt:
-            return "I would rather not."
-        if "1802" in prompt:
-            return 400, {"error": {"message": "too long"}}
-        return good_reply(prompt)
-
-    with chat_server(reply) as chat:
+    """What it says and how it refuses is tested by itself, in tests/extras/questions."""
+    with chat_server(lambda prompt, number: good_reply(prompt)) as chat:
         prepare(files, tmp_path, *by_model(chat, "--min-questions", "5"))
         passages = len(DocumentStore.open(tmp_path / "store").chunks)
         assert len(chat.asked) == len(set(chat.asked)) == passages
         kept = questions(tmp_path)
         assert {question.question_type for question in kept} == {"model"}
         assert len(kept) >= 12
-        lost = [row for _, row in json_lines(tmp_path / "questions_dropped.jsonl")]
-        reasons = {row["reason"]: row for row in lost}
-        assert reasons["no question and answer in the model's reply"]["answer"] == "I would rather not."
-        assert reasons["the model refused the passage"]["answer"] == "status 400: too long"
-        before = (tmp_path / "train.jsonl").read_bytes()
-        refused = sum(row["reason"] == "the model refused the passage" for row in lost)
-        prepare(files, tmp_path, *by_model(chat, "--min-questions", "5"))
-        assert len(chat.asked) == passages + refused  # only what has no reply is asked about again
-        assert (tmp_path / "train.jsonl").read_bytes() == before
 
 
 def test_own_questions_about_own_documents(files, prepared, tmp_path):

@@ -132,46 +132,6 @@ def trained(ground, tmp_path_factory):
     return output
 
 
-@pytest.fixture
-def short(ground, tmp_path, monkeypatch):
-    """learn(name, *passes, **more): the result, and the tokens of each pass with a gradient; `passes` run out."""
-    real, sizes, failing = training.token_logprobs, [], []
-
-    def scored(policy, batch):
-        if torch.is_grad_enabled():
-            sizes.append(batch.tokens)
-            if len(sizes) in failing:
-                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
-        return real(policy, batch)
-
-    def learn(name, *passes, **more):
-        sizes.clear()
-        failing[:] = passes
-        main(options(ground, tmp_path / name, keep="last", batch_size=4, max_steps=2, **more))
-        return weights_digest(newest_adapter(tmp_path / name)), sizes[:]
-
-    monkeypatch.setattr(training, "token_logprobs", scored)
-    return learn
-
-
-def test_memory_that_runs_out_halves_the_micro_batches_and_leaves_the_step_as_it_was(trained, short, capsys):
-    """At the second pass, when the first has left its gradient; the weights are those of smaller passes alone."""
-    small = max(len(episode.ids) for episode in read_episodes(trained / "demonstrations.jsonl"))
-    expected, parts = short("small", token_budget=small)
-    undisturbed, larger = short("large", token_budget=2 * small)
-    assert 1 < len(larger) < len(parts)
-    found, tried = short("halved", 2, token_budget=2 * small)
-    assert tried == [*larger[:2], *parts]  # the next step begins with what fitted
-    assert found == expected != undisturbed
-    told = f"out of memory: continuing with micro-batches of {small} tokens, in later steps too"
-    assert capsys.readouterr().out.count(told) == 1
-    with pytest.raises(
-        UserError, match=r"^out of memory with micro-batches of \d+ tokens \(CUDA.* GiB\); give --gradient-check"
-    ):
-        short("never", 1, 2, 3, token_budget=2 * small)
-    short("never", token_budget=small // 2)  # the same folder, with other micro-batches
-
-
 @pytest.mark.parametrize("blind", ["names", "title"])
 def test_a_blind_teacher_says_only_what_it_has_seen(ground, tmp_path, blind):
     given = {"blind": blind, "max_turns": 3, "max_turn_tokens": 96, "answer_tokens": 12, "max_steps": 1}

@@ -192,14 +192,6 @@ def test_one_card_is_shared_and_the_trainer_waits_for_the_server(tmp_path, prepa
     assert "--engine local" in alone
 
 
-def test_of_several_cards_the_server_has_one_whole(tmp_path, prepared):
-    settings, _ = prepared(4)
-    vllm = stack("vllm", tmp_path / "none", **settings).stdout
-    assert "--gpu-memory-utilization 0.9 --enable-lora" in vllm
-    done = stack("train", tmp_path / "none", **settings)
-    assert "gpus=1,2,3 order=PCI_BUS_ID -m torch.distributed.run --nproc-per-node 3 " in done.stdout
-
-
 def test_settings_changed_after_something_was_made_by_them_are_refused(tmp_path, prepared):
     """Nothing would read them any more."""
     env_file, shared = tmp_path / "env", tmp_path / "shared1"

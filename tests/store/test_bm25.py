@@ -8,7 +8,6 @@ from rank_bm25 import BM25Okapi
 
 from forage.data.corpus import QUESTIONS
 from forage.data.records import Document, clean
-from forage.errors import UserError
 from forage.files import json_lines
 from forage.store.bm25 import BM25, Titles, Tokenizer, said_share
 from forage.store.document_store import DocumentStore
@@ -37,17 +36,6 @@ def test_ids_and_scores_equal_okapi_on_the_sample_data():
         found = ours.rank(words, 10)
         assert found.ids.tolist() == top_k(expected, 10, above=0.0).tolist()
         np.testing.assert_allclose(found.scores, expected[found.ids], rtol=0, atol=1e-9)
-
-
-def test_saved_and_loaded_scores_are_the_same(tmp_path):
-    index = BM25.build([["gout", "toe"], ["flu", "é"], []])
-    index.save(tmp_path / "bm25.npz")
-    loaded = BM25.load(tmp_path / "bm25.npz")
-    for query in (["gout"], ["é", "flu"], ["nothing"]):
-        assert loaded.scores(query).tolist() == index.scores(query).tolist()
-    (tmp_path / "bm25.npz").write_bytes(b"torn")
-    with pytest.raises(UserError, match="damaged"):
-        BM25.load(tmp_path / "bm25.npz")
 
 
 def test_a_store_that_scores_by_rank_bm25_finds_the_same(tmp_path):

@@ -1,6 +1,5 @@
 """Text of pages: blocks in order, furniture out."""
 
-import sys
 from urllib.parse import urlsplit
 
 import pytest
@@ -148,31 +147,6 @@ def test_no_bytes_and_no_charset_raise(body, charset):
     assert decode_html(body, charset).encode().decode() == decode_html(body, charset)
 
 
-@pytest.mark.parametrize("piece", ["<header>x", "<tr><td><div>x", "<h1>"])
-def test_no_page_takes_for_ever(piece):
-    """Four times the page runs about four times the lines; a quadratic walk would run sixteen times as many."""
-    read_page((piece * 20_000).encode(), None)
-    assert lines_run(piece * 800) < 6 * lines_run(piece * 200)
-
-
-def lines_run(page):
-    """Lines of Python that reading a page runs."""
-    count = 0
-
-    def trace(frame, event, arg):
-        nonlocal count
-        count += 1
-        return trace
-
-    before = sys.gettrace()
-    sys.settrace(trace)
-    try:
-        read_page(page.encode(), None)
-    finally:
-        sys.settrace(before)
-    return count
-
-
 # Charsets: declared, misdeclared, undeclared
 
 
@@ -213,16 +187,3 @@ def test_drop_boilerplate():
     assert left == {url: each if "a.test" in url else pages[url] for url, each in own.items()}
     assert list(left) == list(pages)
     assert drop_boilerplate(pages, site_of=lambda url: "one host")[0] == own
-
-
-@pytest.mark.parametrize(
-    ("number", "having", "goes"),
-    [
-        (4, 4, False), (13, 9, False), (13, 10, True), (100, 49, False), (100, 50, True),
-    ],
-)  # fmt: skip
-def test_on_how_many_pages_a_paragraph_is_boilerplate(number, having, goes):
-    pages = {f"{n}": Page("", (Block(f"Page {n}."), *[Block("Unplug it.")] * (n < having))) for n in range(number)}
-    left, dropped = drop_boilerplate(pages, lambda name: "one folder")
-    assert (Block("Unplug it.") not in left["0"].blocks) == goes
-    assert dropped == ({"Unplug it.": having} if goes else {})

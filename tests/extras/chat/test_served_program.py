@@ -1,5 +1,8 @@
 """The program of docs/serving.md with the openai package, against a server that says what a script says."""
 
+import contextlib
+import io
+import re
 import shutil
 
 import pytest
@@ -8,9 +11,11 @@ from transformers import AutoTokenizer
 from forage.agent.options import AgentSettings, write_agent
 from forage.agent.protocol import Protocol
 from forage.store.document_store import DocumentStore
+from tests import ROOT
 from tests.extras.questions.chat_server import chat_server
-from tests.served_program import run_program
 
+# The places that the program names.
+NAMED = ("models/merged", "data/store", "http://127.0.0.1:8000/v1")
 SETTINGS = AgentSettings(mode="sparse", k=2, max_turns=3, max_turn_tokens=48)
 
 
@@ -50,3 +55,16 @@ def test_it_searches_and_answers(policy, tiny_data, monkeypatch):
     assert (server.bodies[0].model, server.bodies[0].max_tokens, server.bodies[0].temperature) == ("m", 48, 0)
     assert server.bodies[2].messages == messages[:5]
     assert shown.splitlines()[:2] == ["user What mends < b>disease 1?", 'assistant {"query": "remedy"} ']
+
+
+def run_program(policy, store, url):
+    """(the messages of its conversation, what it printed)."""
+    page = (ROOT / "docs" / "serving.md").read_text()
+    [program] = [text for text in re.findall(r"```py\n(.*?)```", page, re.DOTALL) if "import OpenAI" in text]
+    for written, here in zip(NAMED, (policy, store, url), strict=True):
+        assert f'"{written}"' in program
+        program = program.replace(written, str(here))
+    namespace, printed = {}, io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        exec(compile(program, "docs/serving.md", "exec"), namespace)
+    return namespace["messages"], printed.getvalue()

@@ -1,7 +1,6 @@
 """Episodes come again from adapter and seed: those of our own loop, and those of an own agent."""
 
 import asyncio
-import json
 import re
 from dataclasses import replace
 
@@ -15,7 +14,6 @@ from forage.engines.base import Sample
 from forage.errors import UserError
 from forage.extras.gateway.own_agent import recorded
 from forage.extras.gateway.replay import Again, Options, compared, instead, main, side_by_side
-from forage.policy.adapters import adapter_path
 from forage.store.fusion import Hit
 from tests.extras.gateway.own_agents import Spelling, as_our_loop
 from tests.scripted_engine import QUESTION
@@ -81,22 +79,6 @@ def played_by_us(protocol, *says, was=None):
     engine = Spelling(protocol, *says)
     agent = Agent(engine, protocol, BatchedSearch(lambda queries: [[hit]] * len(queries), in_line=True))
     return asyncio.run(instead(agent, was, 7) if was else agent.play(QUESTION, 0, 7)), engine
-
-
-def test_what_is_missing_is_told(run_dir):
-    with pytest.raises(UserError, match=r"has no episode q9/9; its \.jsonl files say which there are"):
-        main(Options(run_dir, "q9/9"))
-    with pytest.raises(UserError, match=r"^step 7 of .* has no episode"):
-        main(Options(run_dir, "q0/0", step=7))
-    name = next(read_episodes(run_dir / "episodes" / "000001" / "trainer.jsonl")).id
-    if json.loads((run_dir / "run.json").read_text())["tools"]:
-        with pytest.raises(UserError, match="--instead is for our own loop"):
-            main(Options(run_dir, name, instead=run_dir))
-    adapter = adapter_path(run_dir, 1)
-    adapter.rename(adapter.with_name("gone"))
-    with pytest.raises(UserError, match=r"adapter v000001 is gone; .* has v0000"):
-        main(Options(run_dir, name))
-    adapter.with_name("gone").rename(adapter)
 
 
 def test_where_a_turn_differs_by_hand(run_dir):

@@ -5,7 +5,6 @@ import asyncio
 import pytest
 
 from forage.data.chunking import Chunk
-from forage.extras.questions.making import in_turn
 from forage.extras.questions.phrasing import (
     Phraser,
 )
@@ -59,13 +58,3 @@ def test_subjects_are_nouns_or_quoted(text, asks):
 
 def test_nothing_is_asked_without_a_title_or_a_whole_sentence():
     assert made(passage("There were bees.", title="")) == made(passage("There were bees in the")) == []
-
-
-def test_documents_take_turns():
-    long = [passage(f"Long {n}.", number=n, doc="long") for n in range(5)]
-    short = [passage("Short.", doc=f"short{n}") for n in range(3)]
-    order = [p.doc_id for p in in_turn([*long, *short], 0)]
-    assert sorted(order[:4]) == ["long", "short0", "short1", "short2"]
-    assert order[4:] == ["long"] * 4
-    assert in_turn([*long, *short], 0) == in_turn([*reversed(short), *long], 0)
-    assert len({tuple(p.id for p in in_turn(long, seed)) for seed in range(6)}) > 1

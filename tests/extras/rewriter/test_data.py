@@ -1,4 +1,4 @@
-"""Data of the rewriter: bad rows and files, the split, and the search by words or in a store that exists."""
+"""Data of the rewriter: bad rows and files, and the search by words or in a store that exists."""
 
 import pytest
 from transformers import AutoTokenizer
@@ -33,15 +33,6 @@ def test_bad_rows_are_counted_by_what_they_lack(tmp_path, tokenizer, capsys):
     assert "1 rows left out: held out, but trained on too" in printed
     assert [row.query for row in data.train] == ["What is gout?"]
     assert [row.query for row in data.held_out] == ["What is flu?"]
-
-
-def test_without_eval_a_fifth_is_held_out_by_document(tmp_path, tokenizer):
-    corpus = [{"doc_id": f"d{n}", "text": f"t{n}"} for n in range(10)]
-    rows = [{"query": f"{word} {n}", "relevant_doc_ids": [f"d{n}"]} for n in range(10) for word in ("who", "what")]
-    data = read_data(Options(data=write_data(tmp_path, corpus, train=rows), eval_questions=0), tokenizer)
-    assert (len(data.train), len(data.held_out)) == (16, 4)
-    held = {row.relevant_doc_ids for row in data.held_out}
-    assert not held & {row.relevant_doc_ids for row in data.train}
 
 
 @pytest.mark.parametrize(

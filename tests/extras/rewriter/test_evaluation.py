@@ -1,4 +1,4 @@
-"""Evaluation: measures and differences by hand, and the table."""
+"""Evaluation: measures and differences by hand."""
 
 import math
 
@@ -8,9 +8,7 @@ from forage.extras.rewriter.data import Row
 from forage.extras.rewriter.options import Options
 from forage.extras.rewriter.training import (
     RAW,
-    Evaluation,
     gains,
-    hopeless,
     measure,
 )
 
@@ -31,24 +29,3 @@ def test_ways_by_hand():
     assert list(better.values.values()) == [[1, 1]] * 3
     assert gains(better, raw) == [1, 0]
     assert gains(better, raw, "mrr") == [1, 0.5]
-
-
-@pytest.mark.parametrize(
-    ("found", "options", "way_out"),
-    [
-        (["a b", "c"], Options(), "try --k 2 or harder questions"),
-        (["x a b", "x c"], Options(), "try --k 2 or --reward ndcg or harder questions"),
-        (["a b", "x"], Options(), None),
-        (["a b", "c"], Options(reward="mine:Own"), None),
-    ],
-)
-def test_where_raw_queries_earn_it_all_nothing_is_to_be_learnt(found, options, way_out, capsys):
-    """Said before training, and again at its end."""
-    rows = [Row(text, row.relevant_doc_ids, (1,)) for text, row in zip(found, ROWS, strict=True)]
-    [raw] = Evaluation(options, rows, search, None).raw()
-    said = capsys.readouterr().out.splitlines()
-    assert hopeless(raw, options) == said
-    assert bool(said) == bool(way_out)
-    for line in said:
-        assert line.startswith(f"nothing to learn: the raw queries already earn 1.000 of --reward {options.reward} on ")
-        assert line.endswith(f"so no rewrite can find more; {way_out}")

@@ -1,6 +1,4 @@
-"""The rewriter's warm start: what is learned, the loss by hand, and a run that begins with it."""
-
-import json
+"""The rewriter's warm start: what is learned, and the loss by hand."""
 
 import pytest
 import torch
@@ -9,7 +7,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from forage.extras.rewriter.actors import Policy, with_padding
 from forage.extras.rewriter.options import SamplingOptions
 from forage.extras.rewriter.training import beginning_of, warm_loss
-from tests.tiny_rewriter import make_tiny, metrics, run, tiny_args
+from tests.tiny_rewriter import make_tiny
 
 
 @pytest.fixture(scope="module")
@@ -47,18 +45,3 @@ def test_the_loss_is_that_of_the_wanted_tokens_and_their_ends(tiny, tokenizer):
         loss = warm_loss(policy, tokenizer, list(zip(prompts, wanted, strict=True)))
     assert len(found) == sum(map(len, tokens)) < len(tokenizer(wanted[0])["input_ids"]) + most + 3
     assert float(loss) == pytest.approx(sum(found) / len(found), abs=1e-5)
-
-
-def test_a_run_that_begins_with_it_measures_it_and_makes_it_once(tiny, tmp_path, capsys):
-    args = tiny_args(tiny, tmp_path, "--backend", "own", "--warm-steps", "3")
-    run([*args, "--max-steps", "1"])
-    said = capsys.readouterr().out
-    assert "warm start, update 3 of 3: loss " in said
-    assert "trained minus warm is " in said
-    ways = [json.loads(line)["way"] for line in (tmp_path / "evaluation.jsonl").read_text().splitlines()]
-    assert ways == ["raw query", "untrained", "warm", "trained"]
-    assert metrics(tmp_path)[0]["objective/kl"] == pytest.approx(0, abs=1e-4)  # the reference has had it too
-    weights = (tmp_path / "warm" / "model.safetensors").stat().st_mtime_ns
-    run([*args, "--max-steps", "2"])
-    assert "warm start, update" not in capsys.readouterr().out
-    assert (tmp_path / "warm" / "model.safetensors").stat().st_mtime_ns == weights

@@ -8,7 +8,6 @@ from unittest import mock
 import httpx
 import pytest
 
-from document_store import Serve, serve
 from forage.data.records import Document
 from forage.errors import UserError
 from forage.extras.serving.server import make_app
@@ -144,14 +143,6 @@ def test_a_search_by_metadata_finds_what_the_folder_does(url, store, mode):
         assert {hit.doc_id for row in found for hit in row} <= {"flu" if where == {"year": 2024} else "gout"}
 
 
-def test_no_depth_of_conditions_ends_a_connection(url):
-    for depth in range(400, 1100, 45):
-        where = '{"$and": [{"a": 1}, ' * depth + '{"a": 1}' + "]}" * depth
-        with mock.patch("forage.extras.serving.server.MAX_QUERY", 10**6):
-            answer = httpx.post(f"{url}/retrieve", content=f'{{"queries": ["toe"], "where": {where}}}')
-        assert answer.status_code in (200, 400), depth
-
-
 @pytest.mark.slow
 def test_a_server_takes_up_an_edited_store_and_says_so(tmp_path):
     """A client that knows the store of before stops."""
@@ -175,9 +166,3 @@ def test_a_server_takes_up_an_edited_store_and_says_so(tmp_path):
             assert f"{folder} has changed, but is served as it was (" in server.stderr.readline()
         finally:
             server.kill()
-
-
-@pytest.mark.parametrize(("protocol", "most"), [("retrieve", 1000), ("mcp", 100), ("mcp-stdio", 100)])
-def test_a_default_that_every_request_would_be_refused_for_ends_the_start(store, protocol, most):
-    with pytest.raises(UserError, match=f"--k {most + 1} is over {most}, the most that --protocol {protocol} finds"):
-        serve(Serve(store.path, protocol, k=most + 1))

@@ -93,15 +93,6 @@ def test_each_stage_runs_once_and_more_rounds_go_on(options, ran, monkeypatch):
     assert len(ran) == 11
 
 
-def test_other_options_do_not_go_on_with_an_evolution(options, ran):
-    main(options)
-    with pytest.raises(UserError, match=r"was begun with --questions 3, not 2"):
-        main(replace(options, questions=2))
-    main(replace(options, concurrency=3))
-    with self_evolve.filling_folder(options.output_dir), pytest.raises(UserError, match="is being written by another"):
-        main(options)
-
-
 def test_too_few_questions_are_told_before_anything_is_written(options, ran):
     with pytest.raises(UserError, match="need 8 training questions"):
         main(replace(options, questions=4))

@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from forage.agent.episode import Search, Turn, append_episodes, write_episodes
+from forage.agent.episode import Search, Turn, append_episodes
 from forage.agent.protocol import write_answer, write_call
 from forage.data.records import read_questions
 from forage.errors import UserError
@@ -137,17 +137,3 @@ def test_other_questions_under_the_same_ids_are_refused(options, tiny, tmp_path)
         UserError, match=r"4 of its episodes answer another question .* under the id q3; give the --data"
     ):
         main(replace(options, data=data, out=tmp_path / "other"))
-
-
-@pytest.mark.parametrize(
-    ("kept", "held_out", "told"),
-    [
-        (lambda episodes: [], 0.3, "no episode is left"),
-        (lambda episodes: episodes[:1], 0.0, "no two episodes of a question differ"),
-        (lambda episodes: [replace(each, transcript="What?") for each in episodes], 0.3, "another tokenizer"),
-    ],
-)
-def test_what_cannot_be_learnt_from_is_told(options, episodes, tmp_path, kept, held_out, told):
-    write_episodes(tmp_path / "some.jsonl", kept(episodes))
-    with pytest.raises(UserError, match=told):
-        main(replace(options, files=(tmp_path / "some.jsonl",), held_out=held_out))
