@@ -4,6 +4,8 @@ import json
 from contextlib import ExitStack
 
 import pytest
+import torch
+from transformers import BertConfig, BertForSequenceClassification, BertTokenizer
 
 from document_store import DocumentStore, StoreOptions
 from forage.agent.episode import read_episodes
@@ -70,6 +72,33 @@ def test_the_commands(here, monkeypatch):
 
 def impatient(self, url, start=RemoteStore.__init__):
     start(self, url, patience=0.1)
+
+
+@pytest.fixture(scope="module")
+def reader(tmp_path_factory):
+    """The folder of a cross-encoder of one layer."""
+    folder = tmp_path_factory.mktemp("reader")
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghijklmnopqrstuvwxyz", *(f"##{c}" for c in "aeiou")]
+    (folder / "vocab.txt").write_text("\n".join(words))
+    BertTokenizer(str(folder / "vocab.txt")).save_pretrained(folder)
+    torch.manual_seed(0)
+    shape = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    BertForSequenceClassification(BertConfig(vocab_size=len(words), num_labels=1, **shape)).save_pretrained(folder)
+    return folder
+
+
+def test_a_cross_encoder_reorders_what_a_search_found(reader, tmp_path):
+    made = module_of("retriever.md", ("cross-encoder/ms-marco-MiniLM-L6-v2", str(reader)), number=1)
+    texts = [f"{letter} rest and ice" for letter in "abcdefgh"]
+    plain = DocumentStore.build(tmp_path / "store", texts, StoreOptions("none"))
+    store = made["Reordered"].open(tmp_path / "store")
+    found = store.search("rest", 3, "sparse")
+    assert store.search(["rest", ""], 3, "sparse") == [found, []]
+    scores = made["reader"]().predict([("rest", f"\n{text}") for text in texts]).tolist()
+    best = sorted(range(len(texts)), key=lambda address: -scores[address])[:3]
+    assert [hit.text for hit in found] == [texts[address] for address in best]
+    assert [hit.rank for hit in found] == [1, 2, 3]
+    assert [hit.text for hit in plain.search("rest", 3, "sparse")] != [hit.text for hit in found]
 
 
 def test_one_chunk_of_each_document(tmp_path):

@@ -44,6 +44,16 @@ def test_each_mode_finds_what_was_asked_for(store, mode, fusion):
     assert [hit.score for hit in hits[0]] == sorted((hit.score for hit in hits[0]), reverse=True)
 
 
+def test_dense_weight_moves_hybrid_from_one_part_to_the_other(store):
+    query = ["pale and short of breath"]
+    only_dense = store.search(query, 4, fusion=Fusion(dense_weight=1, title_weight=0))
+    assert ids(only_dense) == ids(store.search(query, 4, "dense"))
+    only_sparse = store.search(query, 1, fusion=Fusion(dense_weight=0, title_weight=0))
+    assert ids(only_sparse) == ids(store.search(query, 1, "sparse"))
+    only_title = store.search(["is the flu, not asthma"], 2, fusion=Fusion(dense_weight=0, title_weight=1))[0]
+    assert [(hit.doc_id, hit.score) for hit in only_title] == [("asthma", 1.0), ("gout", 0.0)]  # a tie goes by place
+
+
 def test_a_build_that_ended_goes_on_where_it_stopped(tmp_path, monkeypatch):
     documents = [Document(f"d{i}", f"Topic {i}", f"Text number {i} about topic {i}.") for i in range(10)]
     encode, groups = Embedder.encode_passages, []

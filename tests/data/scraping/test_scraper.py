@@ -2,6 +2,7 @@
 
 import json
 import socket
+import tracemalloc
 from collections import defaultdict
 from copy import copy
 from dataclasses import replace
@@ -220,6 +221,17 @@ def test_every_misbehaviour_has_its_cause(server, closed_port, tmp_path, monkeyp
 
     assert title("http://says-utf8.test/says-utf8") == title("http://says-latin1.test/says-latin1") == "Sjögren"
     assert title("http://gzip.test/gzip") == "Gzip"
+
+
+def test_a_gzip_bomb_takes_little_memory(server, tmp_path):
+    url = "http://bomb.test/bomb"
+    options = options_for([url], server, max_bytes=5 * 2**20)
+    tracemalloc.start()
+    record = scrape([url], tmp_path, options)[url]
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert record.cause == "too_large"
+    assert peak < 40 * 2**20  # the server's own megabyte and its copies among it
 
 
 # Resuming

@@ -5,7 +5,6 @@ import math
 import pytest
 
 from forage.extras.rewriter.data import Row
-from forage.extras.rewriter.options import Options
 from forage.extras.rewriter.training import (
     RAW,
     gains,

@@ -6,6 +6,8 @@ import subprocess
 import sys
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from forage.errors import UserError
 from forage.extras.rewriter.options import Options, PPOOptions
@@ -23,6 +25,18 @@ def processes(number, *command):
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
+
+
+def test_two_processes_with_the_same_rows_learn_what_one_learns(tmp_path):
+    """The mean of two equal gradients is each of them."""
+    for number in (1, 2):
+        processes(number, "-m", "tests.extras.rewriter.ppo_worker", tmp_path, 2 * number)
+    one, *two = (load_file(tmp_path / f"{name}.safetensors") for name in ("1-0", "2-0", "2-1"))
+    for weights in two:
+        for name, weight in one.items():
+            torch.testing.assert_close(weights[name], weight, rtol=0, atol=1e-6)
+    moved = [name for name, weight in one.items() if "lora_B" in name and weight.abs().max() > 1e-3]
+    assert {name.partition(".")[0] for name in moved} == {"policy", "value_model"}
 
 
 def test_two_processes_share_each_update_and_resume(tmp_path):

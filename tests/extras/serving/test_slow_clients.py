@@ -65,6 +65,9 @@ class Running:
         fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
+    def resident(self):
+        return int(Path(f"/proc/{self.process.pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
     def connect(self):
         return socket.create_connection(("127.0.0.1", self.port), timeout=30)
 
@@ -179,6 +182,22 @@ def test_a_client_that_does_not_read_its_replies(server):
                 client.sendall(server.whole())
     server.check_hangs_up()
     server.check_serves()
+
+
+def test_requests_that_are_sent_ahead_take_no_memory(server):
+    before = server.resident()
+    with server.connect() as client, suppress(TimeoutError, ConnectionError):
+        client.settimeout(0.5)
+        for _ in range(100_000):
+            client.sendall(server.whole())
+    assert server.resident() < before + 20 * 2**20
+    server.check_serves()
+
+
+def test_a_body_over_its_bound_is_refused_before_it_is_sent(server):
+    with server.connect() as client:
+        client.sendall(server.head(10**9))
+        assert client.recv(100).split()[1] in (b"400", b"413")
 
 
 @pytest.mark.parametrize("protocol", REQUESTS)
