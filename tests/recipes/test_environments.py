@@ -1,4 +1,4 @@
-"""docs/recipes/environments.md: its files, in the real verifiers, give the rewards worked out by hand."""
+"""docs/recipes/environments.md: its files, in the real verifiers and OpenEnv, give the rewards worked out by hand."""
 
 import asyncio
 import gc
@@ -6,8 +6,10 @@ import json
 import os
 import subprocess
 import sys
+import time
 from contextlib import contextmanager
 
+import httpx
 import pytest
 
 import grpo_rollout
@@ -37,11 +39,12 @@ FOUND = ["[1] Disease 3: Disease 3 is mended by rest and by remedy 3.", "error: 
          "[1] Disease 6: Disease 6 is mended by rest and by remedy 6."]  # fmt: skip
 # The first chunk that answers came second; the answer is the reference; one turn of four was faulty.
 PARTS = {"mrr": 1 / 2, "answer_similarity": 1.0, "format": (1 + 1 + 3 / 4) / 3}
+REWARD = (1 / 2 + 1 + 11 / 12) / 3
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Data, a policy, and one whose template describes tools; the page's file, which names these folders."""
+    """Data, a policy, and one whose template describes tools; both page files, which name these folders."""
     folder = tmp_path_factory.mktemp("environments")
     make_data(folder / "data")
     for name, template in (("policy", CHAT_TEMPLATE), ("describing", DESCRIBED)):
@@ -49,10 +52,10 @@ def folder(tmp_path_factory):
         tokenizer.chat_template = template
         tokenizer.save_pretrained(base)
         write_agent(AgentSettings(mode="sparse", k=1), make_policy(folder / name, base))
-    text = fenced(PAGE, "py")[0]
-    named = text.replace("models/warm", str(folder / "policy")).replace('Path("data")', f'Path("{folder}/data")')
-    assert named != text
-    (folder / "forage_search.py").write_text(named)
+    for name, text in zip(("forage_search.py", "forage_server.py"), fenced(PAGE, "py"), strict=False):
+        named = text.replace("models/warm", str(folder / "policy")).replace('Path("data")', f'Path("{folder}/data")')
+        assert named != text
+        (folder / name).write_text(named)
     return folder
 
 
@@ -108,6 +111,51 @@ def test_verifiers_evaluates_it(folder):
             assert not hasattr(asked, "tools")
             assert shown == [f"<tool_response>\n{text}\n</tool_response>" for text in FOUND[:2]]
         assert asked.max_tokens == AgentSettings.max_turn_tokens
+
+
+PLAY = """
+import json, sys
+with GenericEnvClient(base_url=sys.argv[1]) as one, GenericEnvClient(base_url=sys.argv[1]) as other:
+    seen = [one.reset(split="eval", index=0), other.reset(seed=7)]
+    seen += [one.step({"text": text}) for text in json.loads(sys.argv[2])]
+    print(json.dumps([[each.observation, each.reward, each.done] for each in seen]))
+    print(json.dumps(one.state()["step_count"]))
+"""
+
+
+def test_openenv_serves_it(folder):
+    env, port = seeing("openenv", folder), free_port()
+    words = [str(port) if word == "8001" else word for word in command_lines(fenced(PAGE, "sh")[1])[0]]
+    command = [sys.executable, "-m", *words]
+    server = subprocess.Popen(command, cwd=ROOT, env=env)
+    try:
+        url = f"http://127.0.0.1:{port}"
+        while True:
+            try:
+                splits = httpx.get(f"{url}/forage/splits").json()
+                break
+            except httpx.ConnectError:
+                assert server.poll() is None
+                time.sleep(0.5)
+        turns = json.dumps([FIRST, BROKEN, SECOND, ANSWER])
+        program = fenced(PAGE, "py")[2].replace("http://localhost:8001", url) + PLAY
+        ran = subprocess.run(
+            [sys.executable, "-c", program, url, turns], capture_output=True, text=True, cwd=ROOT, env=env
+        )
+    finally:
+        server.terminate()
+        server.wait()
+    assert ran.returncode == 0, ran.stderr
+    assert [split["name"] for split in splits] == ["train", "eval"]
+    (begun, other, *steps), count = map(json.loads, ran.stdout.splitlines()[2:])
+    assert begun[0]["messages"][-1] == {"role": "user", "content": "What mends disease 6?"}
+    assert other[0]["messages"][-1] != begun[0]["messages"][-1]  # a question to train on
+    answered = [f"<tool_response>\n{text}\n</tool_response>" for text in FOUND]
+    assert [[each["content"] for each in shown["messages"]] for shown, _, _ in steps] == [[t] for t in answered] + [[]]
+    assert [(reward, done) for _, reward, done in steps[:-1]] == [(None, False)] * 3
+    observation, reward, done = steps[-1]
+    assert (reward, done, count) == (pytest.approx(REWARD, abs=1e-6), True, 4)
+    assert observation["rewards"] == pytest.approx(PARTS, abs=1e-6)
 
 
 # Says "Are you sure?" once, and looks at the second reply: three quarters for the sum, a quarter by how few words.

@@ -53,7 +53,7 @@ def run(program, *arguments):
 
 def trained(block, tiny, run_dir, packages=""):
     """(each step's figures, all episodes) of two steps with the block's agent."""
-    arguments = tiny_args(tiny, run_dir, "--max-steps", "2", "--eval-every", "0")
+    arguments = tiny_args(tiny, run_dir, "--max-steps", "2", "--eval-every", "0", "--report-to", "none")
     run(PROGRAM.format(block=block), packages, "train", *arguments)
     steps = [run_dir / "episodes" / name for name in ("000000", "000001")]
     return read_stats(run_dir), [episode for step in steps for episode in read_episodes(step / "trainer.jsonl")]
@@ -88,3 +88,18 @@ def test_langchain(tiny, tmp_path):
     packages = installed(tmp_path / "packages", "langchain", "langchain-openai")
     searches_and_answers(block("py"), packages)
     check(*trained(block("py"), tiny, tmp_path / "run", packages))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_javascript(tiny, tmp_path):
+    done = subprocess.run(["npm", "install", "--prefix", tmp_path, "openai"], capture_output=True, text=True)
+    if done.returncode:
+        pytest.skip(f"left out: openai can't be installed here ({done.stderr.strip()[-200:]})")
+    (tmp_path / "agent.mjs").write_text(block("js"))
+    player = f"recorded(command('node {tmp_path}/agent.mjs'))"
+    own = f"from forage.extras.gateway.own_agent import command, recorded\n\ndef get_agent():\n    return {player}"
+    stats, episodes = trained(own, tiny, tmp_path / "run")
+    check(stats, episodes)
+    asked = {row["id"]: row["question"] for row in map(json.loads, (tiny / "data" / "train.jsonl").open())}
+    assert all([search.query for search in each.searches] == [asked[each.question_id]] for each in episodes)
