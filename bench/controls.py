@@ -73,10 +73,10 @@ AGENT = (
 )  # fmt: skip
 SHOWING = ("--eval-share", "0.02", "--eval-every", "400", "--keep", "last", "--batch-size", "4")
 TRAINED = (
-    "--engine", "local", "--eval-every", "0", "--batch-size", "8", "--num-rollouts", "8", "--clip-high", "0.28",
-    "--learning-rate", "3e-4", "--max-steps", "30",
-    "--weights", "best_search=3", "found=1", "format=1",
+    "--engine", "local", "--eval-every", "0", "--clip-high", "0.28", "--learning-rate", "3e-4",
+    "--max-steps", "30", "--weights", "best_search=3", "found=1", "format=1",
 )  # fmt: skip
+FEW, MANY = ("--batch-size", "4", "--num-rollouts", "16"), ("--batch-size", "8", "--num-rollouts", "8")
 
 
 @dataclass(frozen=True)
@@ -100,11 +100,11 @@ ARMS: Mapping[str, Arm] = {
         *SHOWING, "--blind", "names", "--phrases", "6", "--num-demonstrations", "300", "--max-steps", "60")),
     RULE: Arm(WARM, "sft_train", (*SHOWING, "--num-demonstrations", "0", "--max-steps", "64")),
     TOLD: Arm(WARM, "sft_train", (*SHOWING, "--num-demonstrations", "0", "--max-steps", "64")),
-    EXPERT: Arm(WARM, "grpo_train", (*TRAINED, "--advantage", "best")),
-    GRPO: Arm(WARM, "grpo_train", (*TRAINED, "--advantage", "reinforce++")),
-    EXPERT_READS: Arm(RULE, "grpo_train", (*TRAINED, "--advantage", "best")),
-    READS: Arm(RULE, "grpo_train", (*TRAINED, "--advantage", "reinforce++")),
-    BY_WORDS: Arm(WARM, "grpo_train", (*TRAINED, "--advantage", "reinforce++", "--credit", "words")),
+    EXPERT: Arm(WARM, "grpo_train", (*TRAINED, *FEW, "--advantage", "best")),
+    GRPO: Arm(WARM, "grpo_train", (*TRAINED, *FEW, "--advantage", "reinforce++")),
+    EXPERT_READS: Arm(RULE, "grpo_train", (*TRAINED, *MANY, "--advantage", "best")),
+    READS: Arm(RULE, "grpo_train", (*TRAINED, *MANY, "--advantage", "reinforce++")),
+    BY_WORDS: Arm(WARM, "grpo_train", (*TRAINED, *FEW, "--advantage", "reinforce++", "--credit", "words")),
 }  # fmt: skip
 RECITED = {RULE: READ, TOLD: NAME}  # what the demonstrations search for
 
