@@ -22,6 +22,7 @@ ONE_THREAD = OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE
 .PHONY: setup demo test test-slow test-vllm test-gpu test-slurm test-compose bench-env bench stack vllm-cpu check lint format types numbers lock clean
 
 setup: .venv/.installed
+	@echo "ready: source .venv/bin/activate"
 
 demo: .venv/.installed
 	PY=$(PY) scripts/demo.sh

@@ -62,7 +62,7 @@ def load_corpus(options: DatasetOptions) -> Corpus:
     """Read the rows, fetch their pages, make the documents."""
     sample = options.dataset_name == "sample"
     source = str(QUESTIONS) if sample else options.dataset_name
-    rows, lacking = to_rows(read_records(source, options.cache_dir), options.columns)
+    rows, lacking = to_rows(read_records(source, options.cache_dir), options.columns, source=source)
     pages: dict[str, PageRecord] = {}
     if options.scrape:
         served: AbstractContextManager[dict[str, str]] = sample_sites() if sample else nullcontext({})

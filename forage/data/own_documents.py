@@ -59,7 +59,8 @@ class OwnDocuments:
 def read_folder(folder: Path, *, keep_recurring: bool = False) -> OwnDocuments:
     """Read every file that is not hidden, one at a time: besides the documents' text, one file is in memory."""
     if not folder.is_dir():
-        raise UserError(f"--documents {folder}: no such folder; name the folder that holds your files")
+        what = "a file" if folder.exists() else "no such folder"
+        raise UserError(f"--documents {folder}: {what}; name the folder that holds your files")
     records: dict[str, FileRecord] = {}
     pages: dict[str, Page] = {}
     root = folder.resolve()

@@ -23,7 +23,7 @@ SAID = 0.6  # share of an answer's telling words that a passage says, at least, 
 
 def read_own_questions(file: str, columns: Columns) -> list[QARow]:
     """The rows of a file; `url` is the source."""
-    return to_rows(read_records(file, Path()), columns, needs=("question",), usual=USUAL)[0]
+    return to_rows(read_records(file, Path()), columns, needs=("question",), usual=USUAL, source=file)[0]
 
 
 def place(

@@ -69,11 +69,12 @@ def to_rows(
     wanted: Columns,
     needs: Sequence[str] = NEEDED,
     usual: KindsNames = KNOWN_NAMES,
+    source: str = "the data set",
 ) -> tuple[list[QARow], Counter[str]]:
     """Rows of all records with unique ids, and how many rows lack a question, an answer or a URL."""
     records = list(records)
     if not records:
-        raise UserError("the data set has no rows")
+        raise UserError(f"{source} has no rows")
     columns = find_columns(dict.fromkeys(name for record in records for name in record), wanted, needs, usual)
     rows, lacking, seen = list[QARow](), Counter[str](), Counter[str]()
     given, taken = {_text(record.get(columns["id"])) for record in records}, set[str]()

@@ -96,8 +96,13 @@ def test_a_folder_without_text_is_an_error(folder, names):
         (folder / name).write_text("x")
     with pytest.raises(UserError, match=r"has no file with text \((it is empty|other type)\); put \.htm, "):
         read_folder(folder)
-    with pytest.raises(UserError, match="no such folder"):
+    with pytest.raises(UserError, match="gone: no such folder"):
         read_folder(folder / "gone")
+    (folder / "asked.csv").touch()
+    with pytest.raises(UserError, match=r"asked\.csv: a file;"):
+        read_folder(folder / "asked.csv")
+    with pytest.raises(UserError, match=r"asked\.csv has no rows"):
+        read_own_questions(str(folder / "asked.csv"), Columns())
 
 
 def test_what_recurs_on_a_sites_pages_goes(folder):
