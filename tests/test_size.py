@@ -23,7 +23,7 @@ BUDGETS = {
     "scripts": (9_699, 11),  # those in the root
     "forage": (13_592, 12),  # the modules of forage/ itself
     "forage/agent": (15_303, 9),
-    "forage/data": (16_202, 12),
+    "forage/data": (16_227, 12),
     "forage/engines": (11_028, 5),
     "forage/evaluation": (11_678, 9),
     "forage/extras": (46_679, 9),
@@ -35,12 +35,12 @@ BUDGETS = {
     "forage/sft": (4_616, 3),
     "forage/store": (12_245, 10),
     "bench": (23_288, 13),
-    "tests": (216_721, 50),
+    "tests": (216_773, 50),
 }
 ROAD = {"files": 60, "functions": 570, "lines": 5_105}  # a processor without bf16 units calls some others
 OPTIONS = {"grpo_train": 60}
 OTHER_SCRIPTS_OPTIONS = 45
-PAGES = 2_916  # lines of README.md, RESULTS.md, CHANGELOG.md and docs/
+PAGES = 2_928  # lines of README.md, RESULTS.md, CHANGELOG.md and docs/
 WAY_OUT = "cut, or raise the budget in tests/test_size.py in the same commit and say why in its message"
 LAYOUT = {
     tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER,
