@@ -252,32 +252,23 @@ class MakeRewards(Protocol):
 def rewards_of(
     make: MakeRewards, embedder: Embedder, searcher: Searcher, weights: Sequence[str] = ()
 ) -> Mapping[str, RewardFunction]:
-    """The reward functions by name: all of `make`, or those that --weights names, of `make`, of this module or of any.
-
-    Those of a `make` that needs no searcher are made without.
-    """
-    more: dict[str, Any] = {"searcher": searcher} if "searcher" in inspect.signature(make).parameters else {}
-    own = make(embedder, **more)
+    """The rewards of `make`, or exactly those that --weights names: of `make`, of this module, or any module:name."""
+    given = {"embedder": embedder, "searcher": searcher}
+    edited: Mapping[str, RewardFunction] = fitted(make, {"searcher": searcher})(embedder)
     if not weights:
-        return own
-    known = own_rewards(embedder, searcher) | dict(own)
+        return edited
     named = weights_named(weights)
-    known |= {name: imported("--weights", name) for name in named if ":" in name}
+    shipped = {re.sub("^get_|_reward$", "", n): f for n, f in globals().items() if n.startswith("get_")}
+    found = shipped | {name: imported("--weights", name) for name in named if ":" in name}
+    known = {name: fitted(function, given) for name, function in found.items()} | dict(edited)
     if unknown := named.keys() - known.keys():
         raise UserError(f"--weights: there is no reward {min(unknown)!r}; choose among {', '.join(sorted(known))}")
     return {name: known[name] for name in named}
 
 
-def own_rewards(embedder: Embedder, searcher: Searcher) -> dict[str, RewardFunction]:
-    """Every reward function of this module by its name."""
-    given: dict[str, Any] = {"embedder": embedder, "searcher": searcher}
-    return {
-        name.removeprefix("get_").removesuffix("_reward"): partial(
-            function, **{key: given[key] for key in given.keys() & inspect.signature(function).parameters.keys()}
-        )
-        for name, function in globals().items()
-        if name.startswith("get_")
-    }
+def fitted(function: Callable[..., Any], given: Mapping[str, Any]) -> Callable[..., Any]:
+    """The function with those of the given arguments that it takes by name."""
+    return partial(function, **{key: given[key] for key in inspect.signature(function).parameters if key in given})
 
 
 def reward_matrix(

@@ -29,11 +29,13 @@ minus their group's mean, as in its paper.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from forage.arguments import imported
@@ -68,7 +70,10 @@ def count_totals(episodes: Sequence[Tokens], keep_N: Sequence[float] | Tensor | 
 # Advantages
 
 
-def advantages(rewards_N: Sequence[float] | Tensor, groups_N: Sequence[Hashable], method: str = "grpo") -> Tensor:
+Numbers = Sequence[float] | NDArray[np.float64] | Tensor
+
+
+def advantages(rewards_N: Numbers, groups_N: Collection[Hashable], method: str = "grpo") -> Tensor:
     """(N,) float64: how much better each episode is than the others of its group (of the same question).
 
     Rewards 0, 0, 1 and 1 in one group:
@@ -156,13 +161,13 @@ def advantage_named(name: str) -> Advantage:
     return advantage
 
 
-def flat_groups(rewards_N: Sequence[float] | Tensor, groups_N: Sequence[Hashable]) -> set[Hashable]:
+def flat_groups(rewards_N: Numbers, groups_N: Collection[Hashable]) -> set[Hashable]:
     """Groups whose rewards are all equal. Example: rewards 1, 1, 0, 1 in groups a, a, b, b give {a}."""
     _, names_G, flat_G = _by_group(torch.as_tensor(rewards_N, dtype=torch.float64), groups_N)
     return {name for name, flat in zip(names_G, flat_G.tolist(), strict=True) if flat}
 
 
-def widest(rewards_N: Sequence[float] | Tensor, groups_N: Sequence[Hashable], most: int) -> Tensor:
+def widest(rewards_N: Numbers, groups_N: Collection[Hashable], most: int) -> Tensor:
     """(N,) bool: the `most` episodes of each group whose rewards vary most, https://arxiv.org/abs/2504.13818.
 
     They are always the lowest few and the highest few. Examples: 2 of 0, .1, .5, .9, 1 are 0 and 1; 3 of 0, 0, .1, .9
@@ -190,7 +195,7 @@ def overlong_penalty(lengths_N: Sequence[int] | Tensor, limit: int, margin: int)
     return ((limit - margin - lengths_N) / margin).clamp(-1.0, 0.0)
 
 
-def _by_group(rewards_N: Tensor, groups_N: Sequence[Hashable]) -> tuple[Tensor, list[Hashable], Tensor]:
+def _by_group(rewards_N: Tensor, groups_N: Collection[Hashable]) -> tuple[Tensor, list[Hashable], Tensor]:
     """(each episode's group number, the groups' names, which groups have equal rewards only)."""
     numbers = {name: number for number, name in enumerate(dict.fromkeys(groups_N))}
     group_N = torch.tensor([numbers[name] for name in groups_N], dtype=torch.long)
@@ -352,22 +357,17 @@ def _clipped(ratio_BT: Tensor, advantages_BT: Tensor, options: LossOptions) -> P
 
 
 def policy_loss(terms: LossTerms, options: LossOptions) -> Tensor:
-    """A micro-batch's share of the update's loss.
+    """A micro-batch's share of the update's loss, KL term included (the statistic policy_loss is without it).
 
-    However an update is cut into micro-batches, their losses add up to the loss of one batch, so the gradients of
-    several processes are to be added, not averaged. The correction for the sampler weighs the policy's term only, not
-    the KL.
-
-    Example: one episode of 2 tokens with advantage 1, all log-probabilities equal: every ratio is 1, the loss is -1 and
-    its gradient with respect to each log-probability is -1/2.
+    Shares add up to the loss of one batch over all micro-batches and processes: gradients are added, not averaged.
+    Example: one episode of 2 tokens with advantage 1, all log-probabilities equal: -1, and a gradient of -1/2 at each.
     """
-    loss = (terms.policy_terms.terms_BT * terms.weights_BT).sum()
-    if options.beta == 0:
-        return loss
-    if terms.kl_BT is None:
-        raise ValueError("beta above 0 needs reference_BT")
-    kl_BT = terms.kl_BT * terms.token_ratio_BT if options.unbiased_kl else terms.kl_BT
-    return loss + options.beta * (kl_BT * terms.weights_BT).sum()
+    terms_BT = terms.policy_terms.terms_BT
+    if options.beta:
+        if terms.kl_BT is None:
+            raise ValueError("beta above 0 needs reference_BT")
+        terms_BT = terms_BT + options.beta * terms.kl_BT * (terms.token_ratio_BT if options.unbiased_kl else 1)
+    return (terms_BT * terms.weights_BT).sum()
 
 
 @torch.no_grad()

@@ -27,7 +27,7 @@ from forage.runs.stats import Phases
 
 
 class Play:
-    """Gives a process the episodes that the first one has got."""
+    """How a training process gets episodes. As it stands, for all but the first: they receive what that one plays."""
 
     def __init__(self, run_dir: Path, learner: Learner) -> None:
         self.run_dir, self.learner = run_dir, learner
@@ -39,7 +39,7 @@ class Play:
         return self.handed_on(None)
 
     def handed_on(self, episodes: list[Episode] | None) -> list[Episode]:
-        """Those of the first process, in all of them."""
+        """Broadcast: the first process passes its episodes, the others None; all get the first's."""
         handed: list[Episode] = self.learner.broadcast(episodes)
         return handed
 

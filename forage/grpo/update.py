@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import compress
-from typing import TypeVar
+from functools import partial
 
 import numpy as np
 import torch
@@ -34,8 +33,6 @@ from forage.optimizer import CPU_BUDGET
 from forage.policy.packing import Budget, TokenBatch, Tokens, pack, pack_trees, values_like
 from forage.rollout.plans import is_flat
 from forage.runs.stats import Phases
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -70,38 +67,36 @@ def prepare(
     episodes: Sequence[Episode], options: UpdateOptions, weights: Mapping[str, float] | None = None,
     max_tokens: int = 0, *, replaces_flat: bool = False,
 ) -> TrainingBatch:  # fmt: skip
-    """Combine each episode's rewards and compare the episodes of each group. Without `weights` all count the same.
+    """Rewards become advantages, by comparing a question's episodes. Without `weights` all rewards count the same.
 
-    `replaces_flat`: others were played in place of flat groups (`Plan.wanted`). These are left out, of divisors too:
-    else a length penalty alone, over its own deviation, would give them advantages of full size.
+    `replaces_flat`: flat groups were replaced (`Plan.wanted`), so they are not compared: a length penalty, being all
+    they differ in, would be scaled up to a full advantage.
     """
-    played = episodes
-    episodes = [episode for episode in played if episode.stop != "agent"]
-    if not episodes:
+    usable = [episode for episode in episodes if episode.stop != "agent"]
+    if not usable:
         raise UserError("no episode of this step is usable; is the sampling server up, or --max-staleness too small?")
-    weights = weights or dict.fromkeys(names_of_rewards(episodes), 1.0)
-    groups = [episode.question_id for episode in episodes]
-    rewards_NR = np.array([[episode.rewards.get(name, np.nan) for name in weights] for episode in episodes])
-    means_N = combine_rewards(rewards_NR, "uniform", list(weights.values()))
-    combined_N = combine_rewards(rewards_NR, options.combine, list(weights.values()))
-    flat = {name for name in groups if is_flat(means_N[[group == name for group in groups]].tolist())}
+    weights = weights or dict.fromkeys(names_of_rewards(usable), 1.0)
+    rewards_NR = np.array([[episode.rewards.get(name, np.nan) for name in weights] for episode in usable])
+    means_N = combine_rewards(rewards_NR, "uniform", [*weights.values()])
+    combined_N = combine_rewards(rewards_NR, options.combine, [*weights.values()])
+    groups_N = np.array([episode.question_id for episode in usable])
+    flat = [name for name in np.unique(groups_N) if is_flat(means_N[groups_N == name].tolist())]
     if options.overlong == "punish":
-        lengths = [len(episode.ids) for episode in episodes]
+        lengths = [len(episode.ids) for episode in usable]
         combined_N = combined_N + overlong_penalty(lengths, max_tokens, min(OVERLONG_MARGIN, max_tokens)).numpy()
-    rewards_N, advantages_N = torch.from_numpy(combined_N), torch.zeros(len(episodes), dtype=torch.float64)
-    compared_N = torch.tensor([not (replaces_flat and group in flat) for group in groups])
-    masked = ("tokens", "turn_tokens") if options.overlong == "mask" else ()
-    unmasked_N = torch.tensor([episode.stop not in masked for episode in episodes])
-    if options.learn_from or options.advantage == "best":  # what is picked must not be left out then
-        compared_N &= unmasked_N
-    picked_N = widest(rewards_N[compared_N], list(compress(groups, compared_N)), options.learn_from or len(episodes))
-    chosen_N = compared_N.masked_scatter(compared_N, picked_N)
-    advantages_N[chosen_N] = advantages(rewards_N[chosen_N], list(compress(groups, chosen_N)), options.advantage)
-    keep_N = chosen_N & unmasked_N
-    credits = [episode.credits if keep else () for episode, keep in zip(episodes, keep_N, strict=True)]
+    cut_N = np.array([options.overlong == "mask" and e.stop in ("tokens", "turn_tokens") for e in usable])
+    compared_N = ~np.isin(groups_N, flat if replaces_flat else [])
+    if options.learn_from or options.advantage == "best":  # what is picked must not be cut
+        compared_N &= ~cut_N
+    if options.learn_from:
+        compared_N[compared_N] = widest(combined_N[compared_N], groups_N[compared_N], options.learn_from)
+    advantages_N = np.zeros(len(usable))
+    advantages_N[compared_N] = advantages(combined_N[compared_N], groups_N[compared_N], options.advantage)
+    keep_N = compared_N & ~cut_N
+    credits = [episode.credits if keep else () for episode, keep in zip(usable, keep_N, strict=True)]
     return TrainingBatch(
-        episodes, means_N, combined_N, advantages_N, keep_N.float(), len(flat), len(played) - len(episodes),
-        scaled_credits(credits, options.word_cost),
+        usable, means_N, combined_N, torch.from_numpy(advantages_N), torch.from_numpy(keep_N).float(), len(flat),
+        len(episodes) - len(usable), scaled_credits(credits, options.word_cost),
     )  # fmt: skip
 
 
@@ -184,21 +179,19 @@ def update(learner: Learner, batch: TrainingBatch, context: UpdateContext) -> di
     if not taught.episodes:
         return figures
     most = context.options.memory.token_budget or CPU_BUDGET
-    budget = Budget(min(most, learner.lowered_budget or most))
-    longest, old = max(len(episode.ids) for episode in taught.episodes), OldLogprobs(taught.episodes, learner.device)
-
-    def within_memory(attempt: Callable[[int], T]) -> T:
-        done = budget.within_memory(attempt, longest, learner.drop_gradients, can_start_over=learner.can_start_over)
-        if budget.tokens < most:
-            learner.lowered_budget = budget.tokens
-        return done
-
+    budget, old = Budget(min(most, learner.lowered_budget or most)), OldLogprobs(taught.episodes, learner.device)
+    fitting = partial(
+        budget.within_memory, longest=max(len(episode.ids) for episode in taught.episodes),
+        drop_gradients=learner.drop_gradients, can_start_over=learner.can_start_over,
+    )  # fmt: skip
     for _ in range(context.options.epochs):  # memory that runs out leaves those before it: they changed the policy
-        sums = within_memory(lambda tokens: learn_epoch(tokens, learner, taught, old, context))
+        sums = fitting(lambda tokens: learn_epoch(tokens, learner, taught, old, context))
         figures["grad_norm"] = change_weights(learner, context)
         old.known = True
     with context.phases("likelihood"):
-        gain = within_memory(lambda tokens: likelihood_gain(learner, taught, old, tokens, context))
+        gain = fitting(lambda tokens: likelihood_gain(learner, taught, old, tokens, context))
+    if budget.tokens < most:
+        learner.lowered_budget = budget.tokens
     counts = {"episodes": float(len(taught.episodes)), "micro_batches": float(len(sums))}
     return figures | summary(learner.sums(add_stats(sums))) | counts | gain
 

@@ -95,11 +95,17 @@ def halves(episodes, questions):
     return [0.5] * len(episodes)
 
 
+def given_both(episodes, questions, *, searcher, embedder):
+    return [embedder, searcher]
+
+
 def test_weights_name_own_functions_beside_the_dictionary_and_the_library():
     names = [f"{__name__}:halves=1", "one=2", "format=1"]
     functions = rewards_of(lambda embedder: {"one": len, "two": len}, None, None, names)
     assert list(functions) == [f"{__name__}:halves", "one", "format"]
     assert reward_matrix({"halves": functions[f"{__name__}:halves"]}, [EXAMPLE], []).tolist() == [[0.5]]
+    [given] = rewards_of(lambda embedder: {}, "an embedder", "a searcher", [f"{__name__}:given_both=1"]).values()
+    assert given([], []) == ["an embedder", "a searcher"]
     for wrong in (f"{__name__}:gone=1", "three=1"):
         with pytest.raises(UserError, match=r"--weights.*(gone|three)"):
             rewards_of(lambda embedder: {}, None, None, [wrong])
