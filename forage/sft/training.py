@@ -53,7 +53,10 @@ def play_demonstrations(options: SFTOptions, protocol: Protocol, settings: Agent
     search = searching(open_address(options.address, options.data), settings)
     print(f"the teacher searches for {len(chosen)} questions", flush=True)
     taught, without = asyncio.run(demonstrate(chosen, search, protocol, settings, options.teacher, options.seed))
-    print(f"{len(taught)} demonstrations by the teacher for {len(chosen)} questions{causes_of(without)}")
+    shown = {episode.question_id for episode in taught}
+    lacking = ", ".join([question.id for question in chosen if question.id not in shown][:3])
+    such_as = f" (such as {lacking})" if lacking else ""
+    print(f"{len(taught)} demonstrations by the teacher for {len(chosen)} questions{causes_of(without)}{such_as}")
     return taught
 
 

@@ -40,6 +40,8 @@ from forage.rollout.plans import plan_of
 from forage.store.fusion import Hit
 from forage.text import one_line
 
+ROUNDING = 0.2  # between log-probabilities in bf16 of the same token
+
 
 @dataclass(frozen=True)
 class Options:
@@ -172,8 +174,21 @@ def table(step: int, episode: Episode, turns: list[Again]) -> str:
     lines += ["| turn | tokens | the same, from the first on | log-probabilities apart by at most |"]
     lines += ["|---|---|---|---|"]
     lines += [f"| {n} | {each.tokens} | {each.same} | {each.apart:.1e} |" for n, each in enumerate(turns, 1)]
-    wrong = next((n for n, each in enumerate(turns, 1) if each.same < each.tokens), 0)
-    return "\n".join([*lines, "", f"turn {wrong} differs" if wrong else "all tokens are the same"])
+    return "\n".join([*lines, "", difference(turns)])
+
+
+def difference(turns: list[Again]) -> str:
+    """Where the tokens part first, and whether rounding may be why."""
+    for number, each in enumerate(turns, 1):
+        if each.same < each.tokens:
+            may_round = "which rounding may do (bf16, or what was sampled beside it)"
+            why = (
+                may_round
+                if each.apart < ROUNDING
+                else "by more than rounding does: are base, adapter, engine the same?"
+            )
+            return f"turn {number} differs from its token {each.same + 1} on, {why}"
+    return "all tokens are the same"
 
 
 if __name__ == "__main__":

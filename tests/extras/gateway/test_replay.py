@@ -13,7 +13,7 @@ from forage.agent.protocol import Protocol
 from forage.engines.base import Sample
 from forage.errors import UserError
 from forage.extras.gateway.own_agent import recorded
-from forage.extras.gateway.replay import Again, Options, compared, instead, main, side_by_side
+from forage.extras.gateway.replay import Again, Options, compared, difference, instead, main, side_by_side
 from forage.store.fusion import Hit
 from tests.extras.gateway.own_agents import Spelling, as_our_loop
 from tests.scripted_engine import QUESTION
@@ -87,3 +87,6 @@ def test_where_a_turn_differs_by_hand(run_dir):
     turn = Turn(1, 4)
     assert compared(turn, made, 1, Sample((5, 6, 8), (-1.0, -2.5, -3.0), "stop")) == Again(turn, 2, 3, 0.5)
     assert compared(turn, made, 1, Sample((5, 6), (-1.0, -2.0), "length")) == Again(turn, 2, 3, 0.0)
+    turns = [Again(turn, 3, 3, 0.9), Again(turn, 2, 3, 0.01), Again(turn, 0, 3, 0.0)]
+    assert difference(turns).startswith("turn 2 differs from its token 3 on, which rounding may")
+    assert difference([Again(turn, 2, 3, 0.5)]).startswith("turn 1 differs from its token 3 on, by more")
