@@ -62,7 +62,7 @@ SEE, PHRASE = 'what follows "see" in what is shown first', "a phrase at random o
 READ, READ_ALL = "the rarest two words of what is shown first", "the rarest two words of the first passage"
 LISTED = "the name nearest to the description, by a list of all titles"
 WARM, IMITATION, RULE, TOLD = "warm start", "imitation of the same", "imitation of the rule", "imitation of the name"
-EXPERT, GRPO, BY_WORDS = "expert iteration", "GRPO", "GRPO, credit by words"
+EXPERT, GRPO, LONG, BY_WORDS = "expert iteration", "GRPO", "GRPO, 150 steps", "GRPO, credit by words"
 READS, EXPERT_READS = "GRPO after the rule", "expert iteration after the rule"
 BEST, RIVALS = "best@10", (SEE, PHRASE, READ, LISTED, NAME)
 LEARNT = {"entropy": "entropy, nats a token", "likelihood_gain": "log-likelihood of what was rewarded, moved"}
@@ -74,9 +74,10 @@ AGENT = (
 SHOWING = ("--eval-share", "0.02", "--eval-every", "400", "--keep", "last", "--batch-size", "4")
 TRAINED = (
     "--engine", "local", "--eval-every", "0", "--clip-high", "0.28", "--learning-rate", "3e-4",
-    "--max-steps", "30", "--weights", "best_search=3", "found=1", "format=1",
+    "--weights", "best_search=3", "found=1", "format=1",
 )  # fmt: skip
-FEW, MANY = ("--batch-size", "4", "--num-rollouts", "16"), ("--batch-size", "8", "--num-rollouts", "8")
+FEW = ("--batch-size", "4", "--num-rollouts", "16", "--max-steps", "30")
+MANY = ("--batch-size", "8", "--num-rollouts", "8", "--max-steps", "30")
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,7 @@ class Arm:
         return self.script == "grpo_train"
 
 
-# What follows the warm start takes about as long whichever it is.
+# What follows the warm start takes about as long whichever it is, but for LONG.
 ARMS: Mapping[str, Arm] = {
     WARM: Arm("", "sft_train", (
         *AGENT, *SHOWING, "--blind", "names", "--phrases", "6", "--num-demonstrations", "150", "--max-steps", "36")),
@@ -102,6 +103,7 @@ ARMS: Mapping[str, Arm] = {
     TOLD: Arm(WARM, "sft_train", (*SHOWING, "--num-demonstrations", "0", "--max-steps", "64")),
     EXPERT: Arm(WARM, "grpo_train", (*TRAINED, *FEW, "--advantage", "best")),
     GRPO: Arm(WARM, "grpo_train", (*TRAINED, *FEW, "--advantage", "reinforce++")),
+    LONG: Arm(WARM, "grpo_train", (*TRAINED, *FEW[:-1], "150", "--advantage", "reinforce++")),
     EXPERT_READS: Arm(RULE, "grpo_train", (*TRAINED, *MANY, "--advantage", "best")),
     READS: Arm(RULE, "grpo_train", (*TRAINED, *MANY, "--advantage", "reinforce++")),
     BY_WORDS: Arm(WARM, "grpo_train", (*TRAINED, *FEW, "--advantage", "reinforce++", "--credit", "words")),
@@ -134,6 +136,8 @@ class Options:
     Nothing is trained, and the rows are not kept."""
     runs: tuple[Path, ...] = ()
     """With --rules: runs whose policies are played too."""
+    over: tuple[Path, ...] = ()
+    """As many others, that each of --runs is compared with, and all with all."""
     read: int = 0
     """Print so many of the greedy episodes of GRPO's first seed, drawn at random; nothing is measured."""
 
@@ -196,16 +200,20 @@ def main(options: Options) -> None:
     if options.rules:
         questions = read_answerable(options.data / "eval.jsonl")
         rows = [Row("rules", "", name, 0, "", **play(options, name, questions)) for name, play in untaught.items()]
-        for number, folder in enumerate(options.runs, 1):
+        for number, folder in enumerate([*options.runs, *options.over], 1):
             episodes = play_policy(options.data, folder, str(number), options.work / f"rules-{number}")
             measures = measures_of(options, [episodes[question.id] for question in questions], questions)
             rows.append(Row("rules", "", str(folder), number, "", measures))
         show(options, rows)
         documents = [question.document for question in questions]
-        for row, rival, key in product(rows[len(untaught) :], (SEE, PHRASE), (BEST, "found")):
-            [other] = [each for each in rows if each.arm == rival]
-            gains = np.subtract(row.measures[key], other.measures[key]).tolist()
-            print(verdict(row.arm, rival, MEASURES[key], gains, documents))
+        runs, over = [*map(str, options.runs)], [*map(str, options.over)]
+        pairs = [([run], [rule]) for run, rule in product(runs, (SEE, PHRASE))]
+        if over:
+            pairs += [*(([run], [other]) for run, other in zip(runs, over, strict=True)), (runs, over)]
+        for (ours, theirs), key in product(pairs, (BEST, "found")):
+            first, second = ([row.measures[key] for row in rows if row.arm in arms] for arms in (ours, theirs))
+            gains = np.subtract(np.mean(first, axis=0), np.mean(second, axis=0)).tolist()
+            print(verdict(", ".join(ours), ", ".join(theirs), MEASURES[key], gains, documents))
         return None
     prepare(options)
     if options.curves:

@@ -293,7 +293,7 @@ class LossTokens(NamedTuple):
     """The first over the second, as probabilities."""
     advantages_BT: Tensor
     sequence_BT: Tensor
-    """Each token's episode, counted from 0."""
+    """Each token's episode (of an agent that rewrote its history: segment of it), counted from 0."""
     lengths_N: Tensor
     """Sampled tokens of each episode."""
 
