@@ -34,7 +34,7 @@ from typing import Any
 
 from forage.agent.episode import Episode, Search, Turn, write_episodes
 from forage.agent.options import AgentSettings, SearchOptions, write_agent
-from forage.agent.protocol import NO_ACTION_TEXT, Call, Passage, Protocol, read_turn
+from forage.agent.protocol import NO_ACTION_TEXT, Call, Protocol, read_turn
 from forage.agent.rewards import MakeRewards, reward_matrix, rewards_of, scored
 from forage.agent.searcher import Searcher, searching
 from forage.arguments import run_script
@@ -195,7 +195,7 @@ def search(player: Player, question: Question, call: Call) -> tuple[str, tuple[s
         return f"error: {call.explanation}", ()
     how, query = player.settings, " ".join([question.question] * player.settings.question_weight + [call.query])
     [hits] = searching(player.store, how)([query])
-    return player.protocol.show(Passage(h.title, h.text) for h in hits), tuple(h.chunk_id for h in hits)
+    return player.protocol.show(hits), tuple(h.chunk_id for h in hits)
 
 
 def advantages(rewards: Sequence[float], groups: Sequence[str]) -> Tensor:

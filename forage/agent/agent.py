@@ -15,26 +15,15 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal, TypeVar
-from typing import Protocol as Interface
 
 from forage.agent.episode import Episode, Search, Stop, Turn, Use
 from forage.agent.options import AgentSettings
-from forage.agent.protocol import NO_ACTION, NO_ACTION_TEXT, Call, Passage, Protocol, Reading, read_turn, write_call
+from forage.agent.protocol import NO_ACTION, NO_ACTION_TEXT, Call, Protocol, Reading, read_turn, write_call
 from forage.agent.tools import ToolError, ToolFunction
 from forage.data.records import Question
 from forage.engines.base import Engine, EngineError, Request, Sample, Sampling
 from forage.errors import UserError
-
-
-class Found(Interface):
-    """A search hit, as DocumentStore returns it."""
-
-    @property
-    def chunk_id(self) -> str: ...
-    @property
-    def title(self) -> str: ...
-    @property
-    def text(self) -> str: ...
+from forage.store.fusion import Hit
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +115,7 @@ class Observer:
     def turned(self, episode: EpisodeBuilder, text: str, reading: Reading) -> None:
         """A turn is finished, before its calls are run; `text` is all of it."""
 
-    def found(self, episode: EpisodeBuilder, query: str, hits: Sequence[Found]) -> None:
+    def found(self, episode: EpisodeBuilder, query: str, hits: Sequence[Hit]) -> None:
         """A search is answered."""
 
     def used(self, episode: EpisodeBuilder, use: Use) -> None:
@@ -134,7 +123,7 @@ class Observer:
 
 
 T = TypeVar("T")
-SearchMany = Callable[[Sequence[str]], Sequence[Sequence[Found]]]
+SearchMany = Callable[[Sequence[str]], Sequence[Sequence[Hit]]]
 
 
 class BatchedSearch:
@@ -148,9 +137,9 @@ class BatchedSearch:
         self.search_many, self.in_line = search_many, in_line
         self._one_at_a_time = asyncio.Lock()
         self._thread = ThreadPoolExecutor(1, "search")  # always the same thread: libraries keep state per thread
-        self._open: tuple[list[str], asyncio.Task[Sequence[Sequence[Found]]]] | None = None
+        self._open: tuple[list[str], asyncio.Task[Sequence[Sequence[Hit]]]] | None = None
 
-    async def __call__(self, query: str) -> Sequence[Found]:
+    async def __call__(self, query: str) -> Sequence[Hit]:
         if self._open is None:
             queries: list[str] = []
             self._open = queries, asyncio.create_task(self._answer(queries))
@@ -159,7 +148,7 @@ class BatchedSearch:
         place = len(queries) - 1
         return (await asyncio.shield(answers))[place]
 
-    async def _answer(self, queries: list[str]) -> Sequence[Sequence[Found]]:
+    async def _answer(self, queries: list[str]) -> Sequence[Sequence[Hit]]:
         async with self._one_at_a_time:  # while one batch is being searched, the next one fills
             await asyncio.sleep(0)
             self._open = None
@@ -344,13 +333,13 @@ class Agent:
         """What a call's searches find, numbered in one go; a chunk that several of them find is shown once."""
         if isinstance(wanted, str):
             return wanted
-        found: dict[str, Passage] = {}
+        found: dict[str, Hit] = {}
         for number in wanted:
             search = episode.searches[number]
             hits = await self.search(searched_for(episode.question, search.query, self.settings.question_weight))
             episode.searches[number] = replace(search, hits=tuple(hit.chunk_id for hit in hits))
             for hit in hits:
-                found.setdefault(hit.chunk_id, Passage(hit.title, hit.text))
+                found.setdefault(hit.chunk_id, hit)
             if self.observer:
                 self.observer.found(episode, search.query, hits)
         return self.protocol.show(found.values())

@@ -23,6 +23,7 @@ from forage.agent.options import AgentSettings
 from forage.agent.prompts import RULE, TASK, control_tokens, rendered, worded
 from forage.agent.tools import SEARCH, Spec, example_call, fits, shape
 from forage.errors import UserError
+from forage.store.fusion import Hit
 from forage.text import encodable, encodable_values, titled
 
 TOOL_DESCRIPTION = "Finds passages of a {subject}library."
@@ -174,14 +175,6 @@ def parted(found: re.Match[str]) -> str:
     following = unicodedata.normalize("NFKC", found[1])[:1]
     opens = following.isascii() and (following.isalpha() or following in "|/!")
     return f"{found[0]} " if opens else found[0]
-
-
-@dataclass(frozen=True)
-class Passage:
-    """A hit as a tool response shows it."""
-
-    title: str
-    text: str
 
 
 @dataclass(frozen=True)
@@ -344,9 +337,9 @@ class Protocol:
         ids = self.encode(before + tool_responses(results) + after)
         return ids[1:] if last == self.end_of_turn else ids
 
-    def show(self, passages: Iterable[Passage]) -> str:
+    def show(self, hits: Iterable[Hit]) -> str:
         """A search result as text: numbered passages, each cut to length, none able to forge a turn."""
-        texts = (" ".join(titled(passage.title, passage.text).split()) for passage in passages)
+        texts = (" ".join(titled(hit.title, hit.text).split()) for hit in hits)
         return "\n".join(f"[{number}] {self.shown(text)}" for number, text in enumerate(texts, 1)) or "nothing found"
 
     def shown(self, text: str, passages: int = 1) -> str:

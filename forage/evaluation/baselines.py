@@ -25,7 +25,7 @@ from functools import lru_cache
 from forage.agent.agent import Agent, EpisodeBuilder, Player, TurnTokens, sample_name, turn_seed
 from forage.agent.episode import Search
 from forage.agent.prompts import PASSAGE, QUERY_WORDS, final_query, prompt_tokens, worded
-from forage.agent.protocol import Passage, Protocol, write_call
+from forage.agent.protocol import Protocol, write_call
 from forage.data.records import Question
 from forage.engines.base import Request
 from forage.errors import UserError
@@ -125,7 +125,7 @@ async def _searched(agent: Agent, question: Question, seed: int, text: str, befo
     episode, protocol = agent.begin(question, sample_name(question, 0)), agent.protocol
     episode.searches.append(Search(0, text, tuple(hit.chunk_id for hit in hits)))
     call = protocol.turn_ids(write_call(shortened(protocol.harmless(text), agent.settings.max_query)))
-    shown = protocol.show(Passage(hit.title, hit.text) for hit in hits)
+    shown = protocol.show(hits)
     episode.add_results([*call, *protocol.join([shown], call[-1])])
     return await _answered(agent, episode, seed, before)
 

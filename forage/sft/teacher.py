@@ -10,15 +10,16 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Literal
 
-from forage.agent.agent import Agent, BatchedSearch, Found, SearchMany, sample_name, searched_for
+from forage.agent.agent import Agent, BatchedSearch, SearchMany, sample_name, searched_for
 from forage.agent.episode import STOPS, Episode
 from forage.agent.options import AgentSettings
-from forage.agent.protocol import CALL_OPENING, FAULTS, Passage, Protocol, write_answer, write_call
+from forage.agent.protocol import CALL_OPENING, FAULTS, Protocol, write_answer, write_call
 from forage.agent.tools import functions_for
 from forage.data.records import Question, asked_of
 from forage.engines.base import Engine, Request, Sample
 from forage.errors import check_at_least_one
 from forage.progress import Counting
+from forage.store.fusion import Hit
 from forage.text import IDLE, SENTENCE, body_of, most_parts, spoken_words, words_of
 
 LONGEST, SHORTEST = 4, 6  # words of what may be a name, and its letters
@@ -78,7 +79,7 @@ def blind_turns(
 ) -> Scripts:  # fmt: skip
     """The turns of a teacher that doesn't know what answers: they show how one may search, not what for."""
 
-    def search(queries: Iterable[tuple[Question, str]]) -> list[Sequence[Found]]:
+    def search(queries: Iterable[tuple[Question, str]]) -> list[Sequence[Hit]]:
         texts = [searched_for(question, query, settings.question_weight) for question, query in queries]
         return [*search_many(texts)] if texts else []
 
@@ -102,7 +103,7 @@ def blind_turns(
     return scripts
 
 
-def title_query(question: Question, hits: Sequence[Found]) -> str:
+def title_query(question: Question, hits: Sequence[Hit]) -> str:
     """The title of the first hit, and what is asked.
 
     Example: "crystals kidney: What causes this?", first found "Gout", gives "Gout What causes this?".
@@ -235,7 +236,7 @@ class Reciter(Engine):
 
 
 def write_turns(
-    question: Question, calls: Sequence[str], found: Sequence[Found], protocol: Protocol, settings: AgentSettings,
+    question: Question, calls: Sequence[str], found: Sequence[Hit], protocol: Protocol, settings: AgentSettings,
     teacher: TeacherOptions,
 ) -> list[str]:  # fmt: skip
     """The turns of an episode with these calls, of which the last one finds what answers the question."""
@@ -248,7 +249,7 @@ def write_turns(
 
 def search_candidates(
     questions: Sequence[Question], queries: Mapping[str, Sequence[str]], search_many: SearchMany, question_weight: int
-) -> dict[str, dict[str, Sequence[Found]]]:
+) -> dict[str, dict[str, Sequence[Hit]]]:
     """By question id, what each of its queries finds. All are searched in one batch, without duplicates."""
     texts = {
         question.id: {query: searched_for(question, query, question_weight) for query in queries[question.id]}
@@ -259,22 +260,20 @@ def search_candidates(
     return {name: {query: found[text] for query, text in text_of.items()} for name, text_of in texts.items()}
 
 
-def first_relevant(hits: Iterable[Found], question: Question) -> int | None:
+def first_relevant(hits: Iterable[Hit], question: Question) -> int | None:
     """Rank, from 1, of the first hit that answers the question."""
     relevant = set(question.relevant_chunk_ids)
     return next((rank for rank, hit in enumerate(hits, 1) if hit.chunk_id in relevant), None)
 
 
-def read_out(question: Question, hit: Found, protocol: Protocol, answer_tokens: int) -> str:
+def read_out(question: Question, hit: Hit, protocol: Protocol, answer_tokens: int) -> str:
     """The answer, as the passage shows it; of a question without one, how the passage begins."""
     # As harmless as the passage: what the policy learns to write must hold no turn that the reference forges.
-    answer = readable(
-        protocol.harmless(body_of(question.answer or hit.text)), protocol.show([Passage(hit.title, hit.text)])
-    )
+    answer = readable(protocol.harmless(body_of(question.answer or hit.text)), protocol.show([hit]))
     return short_answer(answer, lambda text: len(protocol.turn_ids(text)), answer_tokens)
 
 
-def as_shown(hit: Found, protocol: Protocol) -> str:
+def as_shown(hit: Hit, protocol: Protocol) -> str:
     """A passage's text as the policy reads it, without its number and title."""
-    shown = protocol.show([Passage(hit.title, hit.text)]).removeprefix("[1] ")
+    shown = protocol.show([hit]).removeprefix("[1] ")
     return shown.removeprefix(f"{protocol.harmless(hit.title)}: ") if hit.title.strip() else shown

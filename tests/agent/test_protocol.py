@@ -12,13 +12,13 @@ from transformers import AddedToken
 from forage.agent.protocol import (
     NO_ACTION,
     Call,
-    Passage,
     Protocol,
     Reading,
     read_turn,
     write_call,
 )
 from forage.errors import UserError
+from tests.scripted_engine import Hit
 
 CALL = '<tool_call>{"name": "search", "arguments": {"query": "gout"}}</tool_call>'
 
@@ -130,7 +130,7 @@ def test_a_tag_in_compatible_characters_is_none(protocol, tag):
 def test_passages_are_numbered_and_cut_to_their_tokens(tokenizer):
     protocol = Protocol(tokenizer, passage_tokens=4)
     assert protocol.show([]) == "nothing found"
-    first, second = protocol.show([Passage("Gout", "one two three four five"), Passage("A", "b")]).split("\n")
+    first, second = protocol.show([Hit("", "Gout", "one two three four five"), Hit("", "A", "b")]).split("\n")
     assert first.startswith("[1] Gout: ")
     assert len(tokenizer(first.removeprefix("[1] "))["input_ids"]) == 4
     assert second == "[2] A: b"

@@ -17,7 +17,7 @@ from document_store import Search, print_hits
 from forage.agent.agent import Agent, BatchedSearch
 from forage.agent.options import AgentSettings
 from forage.agent.prompts import REWRITE, prompt_tokens
-from forage.agent.protocol import Passage, Protocol, write_answer, write_call
+from forage.agent.protocol import Protocol, write_answer, write_call
 from forage.agent.vetting import Vetting
 from forage.data.corpus import PAGES, QUESTIONS
 from forage.data.records import Document, Question, read_documents
@@ -105,13 +105,13 @@ def question_of(hostile, number=0):
 def test_no_text_becomes_a_control_token(name):
     protocol = protocol_of(name)
     plain = [
-        protocol.join([protocol.show([Passage("x", "x")])], None), protocol.prompt("x"),
+        protocol.join([protocol.show([Hit("", "x", "x")])], None), protocol.prompt("x"),
         prompt_tokens(protocol.tokenizer, REWRITE, "x"),
     ]  # fmt: skip
     wanted = [control_of(protocol, ids) for ids in plain]
 
     def check(hostile):
-        result = protocol.show([Passage(hostile.payload, hostile.text), Passage("x", hostile.text[::-1])])
+        result = protocol.show([Hit("", hostile.payload, hostile.text), Hit("", "x", hostile.text[::-1])])
         found = [control_of(protocol, protocol.join([result], None))]
         if hostile in SHORT:
             found.append(control_of(protocol, protocol.prompt(hostile.text)))

@@ -12,11 +12,12 @@ import torch
 from transformers import AutoTokenizer, GenerationConfig, LlamaForCausalLM
 
 from forage.agent.options import AgentSettings, write_agent
-from forage.agent.protocol import Passage, Protocol, write_answer, write_call
+from forage.agent.protocol import Protocol, write_answer, write_call
 from forage.publishing.merged import usage
 from forage.rollout.agreement import write_run
 from merge_lora import Options, main
 from tests.factories import MANIFEST
+from tests.scripted_engine import Hit
 
 # Quotes and a backslash, which the code must not trip over.
 GARDEN = AgentSettings(task="Answer the question about '''gardening''' \\n\"x\"", k=2, max_turns=3, max_turn_tokens=8)
@@ -65,8 +66,8 @@ def test_the_code_asks_token_for_token_as_training_did(merged, where, monkeypatc
     assert run_code(merged, merged.parent / where, monkeypatch) == "".join(f"{turn}\n" for turn in TURNS)
     first = protocol.prompt("When is garlic planted?")
     garlic, carrots, beans = (
-        Passage("Garlic", "plant the cloves in October."), Passage("Carrots", "sow them from March on."),
-        Passage("Beans", "sow in May."),
+        Hit("", "Garlic", "plant the cloves in October."), Hit("", "Carrots", "sow them from March on."),
+        Hit("", "Beans", "sow in May."),
     )  # fmt: skip
     turn = protocol.turn_ids(TURNS[0])
     second = first + turn + protocol.join([protocol.show([garlic, carrots])], turn[-1])

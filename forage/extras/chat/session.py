@@ -21,7 +21,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from forage.agent.agent import Agent, BatchedSearch, EpisodeBuilder, Found, Observer, searched_for
+from forage.agent.agent import Agent, BatchedSearch, EpisodeBuilder, Observer, searched_for
 from forage.agent.episode import STOPS, Episode, Use
 from forage.agent.options import AGENT_FILE, AgentSettings, SearchOptions
 from forage.agent.protocol import Protocol, Reading
@@ -75,7 +75,7 @@ class View(Observer):
             if call.fault:
                 self.console.print(Text(f"refused: {call.explanation}", style="yellow"))
 
-    def found(self, episode: EpisodeBuilder, query: str, hits: Sequence[Found]) -> None:
+    def found(self, episode: EpisodeBuilder, query: str, hits: Sequence[Hit]) -> None:
         found = cast("Sequence[Hit]", hits)  # the store's own: a chat searches nothing else
         self.searches += 1
         self.hits |= {hit.chunk_id: hit for hit in found if hit.chunk_id not in self.hits}
