@@ -27,7 +27,7 @@ from forage.agent.tools import SEARCH
 from forage.arguments import imported
 from forage.data.records import Question
 from forage.errors import UserError
-from forage.metrics import token_f1
+from forage.metrics import reciprocal_rank, token_f1
 from forage.text import IDLE, body_of, words_of
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def get_mrr(episodes: Sequence[Episode], questions: Sequence[Question]) -> list[
     agent saw a, b, c, which gives 1/3.
     """
     return [
-        next((1 / place for place, hit in enumerate(episode.hits, 1) if hit in question.relevant_chunk_ids), 0.0)
+        reciprocal_rank(episode.hits, question.relevant_chunk_ids)
         for episode, question in zip(episodes, questions, strict=True)
     ]
 
