@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from forage.agent.searcher import AnswerRank, Searcher
     from forage.store.embedder import Embedder
 
+DEPTH = 100  # chunks that a search is judged by
 TELLING = 5  # words of a reference that get_telling_words wants: as many as a short answer can say
 # In a tool's response: the number before a passage, and what no passage says.
 UNFOUND = re.compile(r"^(\[\d+\] |nothing found$|error: .*)", re.MULTILINE)
@@ -73,49 +74,43 @@ def get_own_reward(episodes: Sequence[Episode], questions: Sequence[Question]) -
     return [episode.own_reward or 0.0 for episode in episodes]
 
 
-def get_best_search(
-    episodes: Sequence[Episode], questions: Sequence[Question], searcher: Searcher, depth: int = 100
-) -> list[float]:
+def get_best_search(episodes: Sequence[Episode], questions: Sequence[Question], searcher: Searcher) -> list[float]:
     """`rank_score` of the best search by itself, however many came before it: for questions that need more than one.
 
     Example, searched for 100 chunks: the first search finds nothing, the second what answers at rank 10: .5, where
     get_mrr counts the chunks shown before.
     """
-    return _best(episodes, questions, searcher, depth, lambda _, place: rank_score(place.rank, depth))
+    return _best(episodes, questions, searcher, lambda _, place: rank_score(place.rank, DEPTH))
 
 
-def get_search_gain(
-    episodes: Sequence[Episode], questions: Sequence[Question], searcher: Searcher, depth: int = 100
-) -> list[float]:
+def get_search_gain(episodes: Sequence[Episode], questions: Sequence[Question], searcher: Searcher) -> list[float]:
     """What the agent's searches found beyond a search for the question itself: .5 if as much, 1 at best, 0 at worst.
 
-    Both are judged by `rank_score` of the first relevant chunk, searched for `depth` chunks deep, so a step from rank
+    Both are judged by `rank_score` of the first relevant chunk, searched for DEPTH chunks deep, so a step from rank
     40 to 12 counts too. A second search only helps if the first one failed: it comes after the chunks shown from the
     first. Without a search nothing is found. Example: found at rank 10 (.5) where the question finds at rank 100 (0):
     (1 + .5) / 2 = .75.
     """
 
     def score(before: int, place: AnswerRank) -> float:
-        return rank_score(place.rank and place.rank + before * searcher.settings.k, depth)
+        return rank_score(place.rank and place.rank + before * searcher.settings.k, DEPTH)
 
-    scores = _best(episodes, questions, searcher, depth, score)
-    own = searcher.own_places(questions, depth)
-    return [(1 + score - rank_score(raw.rank, depth)) / 2 for score, raw in zip(scores, own, strict=True)]
+    scores = _best(episodes, questions, searcher, score)
+    own = searcher.own_places(questions, DEPTH)
+    return [(1 + score - rank_score(raw.rank, DEPTH)) / 2 for score, raw in zip(scores, own, strict=True)]
 
 
-def get_search_margin(
-    episodes: Sequence[Episode], questions: Sequence[Question], searcher: Searcher, depth: int = 100
-) -> list[float]:
+def get_search_margin(episodes: Sequence[Episode], questions: Sequence[Question], searcher: Searcher) -> list[float]:
     """By how much the best search scores a chunk that answers above the best one that doesn't: above .5 at rank 1.
 
     Ranks are the same for many queries, margins for hardly any two, so beside a reward for ranks this one tells apart
     what ranks alike. Example: scores 2 for what answers and 3 for another chunk: 2 / (2 + 3) = .4.
     """
-    return _best(episodes, questions, searcher, depth, lambda _, place: place.margin)
+    return _best(episodes, questions, searcher, lambda _, place: place.margin)
 
 
 def _best(
-    episodes: Sequence[Episode], questions: Sequence[Question], searcher: Searcher, depth: int,
+    episodes: Sequence[Episode], questions: Sequence[Question], searcher: Searcher,
     score: Callable[[int, AnswerRank], float],
 ) -> list[float]:  # fmt: skip
     """The best score of each episode's searches, of those whose results were read; 0 without any.
@@ -128,7 +123,7 @@ def _best(
         for before, search in enumerate(episode.read_searches)
     ]
     asked = [questions[number] for number, _, _ in searches]
-    found = searcher.places(asked, [query for _, _, query in searches], depth)
+    found = searcher.places(asked, [query for _, _, query in searches], DEPTH)
     scores = [0.0] * len(episodes)
     for (number, before, _), place in zip(searches, found, strict=True):
         scores[number] = max(scores[number], score(before, place))
@@ -415,7 +410,6 @@ def _totals(exists_NR: NDArray[np.bool_], weights: Floats) -> Floats:
 # Credit: what each word of a query added to what its search found, for the tokens that say the word.
 
 Decode = Callable[[Sequence[int]], str]
-DEPTH = 100
 STRETCH = 16  # tokens that are decoded together
 CALLED = re.compile(rf'"name"\s*:\s*"{SEARCH}"')
 QUERY = r'"query"\s*:\s*"({})"'
