@@ -558,19 +558,8 @@ class ShardedLearner(Learner):
 
     # Saving and loading: all processes gather together, only the first one writes
 
-    def adapter_state(self) -> dict[str, Tensor]:
-        """The full adapter under the names that PEFT writes."""
-        from peft import get_peft_model_state_dict
-
-        weights = self._full_weights()
-        state: dict[str, Tensor] = get_peft_model_state_dict(self.policy, weights, save_embedding_layers=False)
-        return state
-
-    def _full_weights(self) -> dict[str, Tensor]:
-        return dict(zip(self.names, (value[0] for value in self.strategy.gather()), strict=True))
-
     def publish(self, folder: Path, version: int) -> Path:
-        weights = self._full_weights()
+        weights = dict(zip(self.names, (value[0] for value in self.strategy.gather()), strict=True))
         if self.rank == 0:
             publish_adapter(self.policy, folder, version, state_dict=weights)
         wait_for_all()
