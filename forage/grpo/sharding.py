@@ -63,7 +63,6 @@ from forage.processes import (
     Sharding,
     all_gather,
     all_reduced,
-    check_sharding,
     process_device,
     rank,
     sum_gradients,
@@ -513,7 +512,6 @@ class ShardedLearner(Learner):
     ) -> None:
         self.rank, self.world, self.device = rank(), world(), process_device()
         self.policy, self.names = policy, list(trained_weights(policy))
-        check_sharding(sharding, sequence_parallel, offload)
         self.sequence_parallel, shared = sequence_parallel, None
         if sequence_parallel > 1:
             check_split(policy.config, sequence_parallel, self.world)
@@ -521,12 +519,9 @@ class ShardedLearner(Learner):
             shared = SequenceParallelPolicy(policy, group)
         scorer = LockstepScorer(policy, same_chunks=sharding == "zero3", chunk=chunk, shared=shared)
         self.strategy = make_strategy(scorer, weight_decay, sharding, offload)
+        self.scorer = self.strategy.scorer
         self._reference: list[Tensor] = []
         torch.manual_seed(torch.initial_seed() + self.rank)  # each process draws its own dropout
-
-    def score(self, batch: TokenBatch, temperature: float) -> TokenScores:
-        scores: TokenScores = self.strategy.scorer(batch.to(self.device), temperature)
-        return scores
 
     def reference(self, batch: TokenBatch, temperature: float) -> Tensor:
         """As in Learner. Don't call it between a score and its backward pass, while the weights are in use."""
