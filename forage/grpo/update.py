@@ -144,10 +144,6 @@ class TaughtEpisodes:
     credits: Sequence[Sequence[float]] = ()
     """By episode and token, as in the batch."""
 
-    @property
-    def sampler_logprobs(self) -> list[Sequence[float]]:
-        return [episode.logprobs for episode in self.episodes]
-
 
 class OldLogprobs:
     """Log-probabilities by the policy at the start of the step; the first epoch computes them, later ones compare.
@@ -279,8 +275,9 @@ def learn_part(
         old_BT = scores.logprobs_BT.detach()
         old.keep(part, old_BT)
     scored = ScoredBatch(
-        part, taught.advantages_N, scores.logprobs_BT, old_BT, values_like(part, taught.sampler_logprobs),
-        reference_BT, scores.entropy_BT, credits_BT=values_like(part, taught.credits) if taught.credits else None,
+        part, taught.advantages_N, scores.logprobs_BT, old_BT,
+        values_like(part, [each.logprobs for each in taught.episodes]), reference_BT, scores.entropy_BT,
+        credits_BT=values_like(part, taught.credits) if taught.credits else None,
     )  # fmt: skip
     terms = loss_terms(scored, options, taught.totals)
     loss, sums = policy_loss(terms, options), loss_sums(terms)

@@ -211,4 +211,4 @@ def test_all_segments_of_an_episode_are_learnt_from_with_its_advantage():
     first, second, third = taught.advantages_N.tolist()
     assert first == second == -third > 0
     assert taught.totals == (2 + 1 + 3, 3)
-    assert taught.sampler_logprobs[0] == (0.0, -0.1, -0.2)
+    assert taught.episodes[0].logprobs == (0.0, -0.1, -0.2)
