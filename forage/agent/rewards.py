@@ -25,7 +25,7 @@ from forage.agent.options import weights_named
 from forage.agent.protocol import CALL, RESPONSE
 from forage.agent.tools import SEARCH
 from forage.arguments import imported
-from forage.data.records import Question
+from forage.data.records import Question, documents_of
 from forage.errors import UserError
 from forage.metrics import reciprocal_rank, token_f1
 from forage.text import IDLE, body_of, words_of
@@ -62,10 +62,10 @@ def get_documents_found(episodes: Sequence[Episode], questions: Sequence[Questio
 
     Example: a#0, a#3 and b#1 answer, and c#0 and a#3 were shown: .5.
     """
-    wanted = [{chunk: chunk.rpartition("#")[0] for chunk in question.relevant_chunk_ids} for question in questions]
     return [
-        len({docs[hit] for hit in episode.hits if hit in docs}) / max(1, len(set(docs.values())))
-        for episode, docs in zip(episodes, wanted, strict=True)
+        len(documents_of(hit for hit in episode.hits if hit in question.relevant_chunk_ids))
+        / max(1, len(documents_of(question.relevant_chunk_ids)))
+        for episode, question in zip(episodes, questions, strict=True)
     ]
 
 

@@ -7,7 +7,7 @@ documents and chunks that answer it; retrieval rewards compare these ids.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -109,3 +109,8 @@ def read_answerable(path: Path) -> list[Question]:
 def asked_of(question: Question) -> str:
     """What is asked, without the description before it. Example: "crystals toe: Who gets it?" gives "Who gets it?"."""
     return question.question.rpartition(": ")[2]
+
+
+def documents_of(chunk_ids: Iterable[str]) -> list[str]:
+    """The chunks' documents, each once, in the order of their first chunks. Example: a#2, b#0, a#0 gives a, b."""
+    return list(dict.fromkeys(chunk_id.rpartition("#")[0] for chunk_id in chunk_ids))

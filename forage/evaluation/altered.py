@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from forage.agent.agent import Agent, BatchedSearch, SearchMany
 from forage.agent.searcher import searching
 from forage.data.chunking import Chunk
-from forage.data.records import Question
+from forage.data.records import Question, documents_of
 from forage.errors import UserError
 from forage.evaluation.baselines import single
 from forage.evaluation.outcomes import Outcome
@@ -84,16 +84,11 @@ def ranked(hits: Sequence[Hit]) -> list[Hit]:
 
 def other_than(question: Question, questions: Sequence[Question], seed: int) -> Question:
     """A question that no document of this one answers, drawn by the seed; more questions to play change nothing."""
-    own = answering_documents(question)
-    others = [each for each in questions if own.isdisjoint(answering_documents(each))]
+    own = set(documents_of(question.relevant_chunk_ids))
+    others = [each for each in questions if own.isdisjoint(documents_of(each.relevant_chunk_ids))]
     if not others:
         raise UserError(f"no other document than that of question {question.id} answers a question; give more data")
     return random.Random(f"{seed}/{question.id}").choice(others)
-
-
-def answering_documents(question: Question) -> set[str]:
-    """Example: chunks a#2, a#3 are of document a."""
-    return {name.rpartition("#")[0] for name in question.relevant_chunk_ids}
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ import numpy as np
 from forage.agent.agent import SearchMany
 from forage.agent.episode import Episode
 from forage.agent.searcher import searching
-from forage.data.records import Question, read_questions
+from forage.data.records import Question, asked_of, read_questions
 from forage.evaluation.altered import ALTERATIONS
 from forage.evaluation.measures import Floats, interval, meanings
 from forage.evaluation.options import sources_of
@@ -135,7 +135,7 @@ def second_queries(question: Question, titles: Sequence[str]) -> list[str]:
 
     Example: "Gout red toe: What mends it?", "Gout What mends it?", "Gout treatment".
     """
-    parts = (question.question, question.question.rpartition(": ")[2], question.question_type)
+    parts = (question.question, asked_of(question), question.question_type)
     asked = [text for text in dict.fromkeys(parts) if text]
     return [f"{title} {text}" for title in dict.fromkeys(titles) if title.strip() for text in asked]
 

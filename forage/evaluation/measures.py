@@ -14,7 +14,7 @@ from ir_measures import RR, R, nDCG
 from numpy.typing import NDArray
 
 from forage.agent.rewards import RewardFunction, reward_matrix
-from forage.data.records import Question
+from forage.data.records import Question, documents_of
 from forage.evaluation.outcomes import Outcome
 from forage.metrics import Interval, bootstrapped, rouge_l, token_f1
 
@@ -49,11 +49,6 @@ def meanings(names: Iterable[str], functions: Mapping[str, RewardFunction]) -> s
 def grades_of(questions: Iterable[Question]) -> list[Grades]:
     """The chunks that answer each question, all with grade 1."""
     return [dict.fromkeys(question.relevant_chunk_ids, 1) for question in questions]
-
-
-def documents_of(chunk_ids: Iterable[str]) -> list[str]:
-    """The chunks' documents, each once, in the order of their first chunks. Example: a#2, b#0, a#0 gives a, b."""
-    return list(dict.fromkeys(chunk_id.rpartition("#")[0] for chunk_id in chunk_ids))
 
 
 def retrieval_measures(
