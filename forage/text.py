@@ -117,11 +117,16 @@ def encodable(text: str) -> str:
 
 def encodable_values(value: object) -> object:
     """`encodable` for every text in a value read from JSON."""
+    return changed(value, encodable)
+
+
+def changed(value: Any, change: Callable[[str], str]) -> Any:
+    """A value for JSON with every text in it changed, the names of objects included."""
     if isinstance(value, str):
-        return encodable(value)
+        return change(value)
     if isinstance(value, dict):
-        return {encodable(name): encodable_values(part) for name, part in value.items()}
-    return [encodable_values(part) for part in value] if isinstance(value, list) else value
+        return {change(name): changed(part, change) for name, part in value.items()}
+    return type(value)(changed(part, change) for part in value) if isinstance(value, list | tuple) else value
 
 
 def from_json(content: bytes) -> Any:

@@ -45,7 +45,7 @@ from forage.runs.stats import (
     read_stats,
     verdict_on_run,
 )
-from forage.text import encodable, printable, titled
+from forage.text import changed, encodable, printable, titled
 
 TORN = "�"  # what a tokenizer gives for a part of a character
 MOST_PARTS = 8  # tokens that a character may be torn into
@@ -90,7 +90,7 @@ def contents(run_dirs: Sequence[Path], max_episodes: int, max_tokens: int) -> di
         "stops": STOPS, "faults": FAULTS, "left_out": left_out, "texts": list(texts), "passages": passages,
         "episodes": rows,
     }  # fmt: skip
-    plain: dict[str, Any] = made_printable(held)
+    plain: dict[str, Any] = changed(held, lambda text: printable(encodable(text)))
     return plain
 
 
@@ -98,17 +98,6 @@ def told_of(run_dir: Path) -> list[str]:
     """What training changed, in lines: before, after and plain RAG, the verdict, and one question's episodes."""
     both = first_and_last(run_dir)
     return [*before_beside_after(run_dir), *verdict_on_run(run_dir, *both), *one_question(run_dir, *both)]
-
-
-def made_printable(value: Any) -> Any:
-    """`printable` for every text in the value, the names of objects included."""
-    if isinstance(value, str):
-        return printable(encodable(value))
-    if isinstance(value, Mapping):
-        return {made_printable(name): made_printable(part) for name, part in value.items()}
-    if isinstance(value, list | tuple):
-        return [made_printable(part) for part in value]
-    return value
 
 
 def stats_of(run_dir: Path) -> list[StepStats]:
