@@ -33,7 +33,7 @@ from typing import Any, Literal, NoReturn, TypeVar, cast, get_args, get_origin, 
 from forage.errors import UserError, first_line
 from forage.machine import is_here
 from forage.manifest import flat, plain, read_manifest
-from forage.processes import is_first
+from forage.processes import is_first, world
 from forage.text import one_line, say, without_passwords
 
 POSITIONAL = "positional"  # Annotated[Path, POSITIONAL] is an argument without a flag
@@ -370,7 +370,7 @@ def sigterm_unwinds() -> Iterator[None]:
         signal.signal(number, signal.SIG_DFL)
         raise Terminated
 
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+    if world() > 1:
         yield
         return
     before = signal.signal(signal.SIGTERM, handle)

@@ -111,6 +111,11 @@ def clear(found: Interval) -> bool:
     return found["low"] > 0 or found["high"] < 0
 
 
+def figure(found: Interval) -> str:
+    """Example: 0.500 (0.400 to 0.600)."""
+    return f"{found['mean']:.3f} ({span(found)})"
+
+
 def signed(found: Interval) -> str:
     """Example: +0.500 (+0.400 to +0.600)."""
     return f"{found['mean']:+.3f} ({found['low']:+.3f} to {found['high']:+.3f})"

@@ -34,7 +34,6 @@ from forage.evaluation.report import (
     SystemScores,
     Table,
     comparable,
-    figure,
     print_table,
     score_names,
     summary,
@@ -43,7 +42,7 @@ from forage.evaluation.report import (
 from forage.evaluation.setting import Setting, questions_file
 from forage.files import replacing
 from forage.manifest import write_manifest
-from forage.metrics import FEWEST, Interval, bootstrapped, needed, shown, signed
+from forage.metrics import FEWEST, Interval, bootstrapped, figure, needed, shown, signed
 from forage.text import IDLE, say, words_of
 
 SCHEMA = 1

@@ -45,7 +45,7 @@ from forage.evaluation.player import log_of
 from forage.evaluation.setting import Setting
 from forage.files import replacing, write_jsonl
 from forage.manifest import code_of, made_of, plain, write_manifest
-from forage.metrics import Interval, clear, signed, span, verdict
+from forage.metrics import Interval, clear, figure, signed, verdict
 from forage.text import one_line, printable, say
 
 WIDTH = 100  # of what is printed
@@ -123,11 +123,6 @@ def columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
 def score_names(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """The metrics where higher is better."""
     return [name for name in rows[0]["metrics"] if name not in COSTS]
-
-
-def figure(found: Interval) -> str:
-    """Example: 0.500 (0.400 to 0.600)."""
-    return f"{found['mean']:.3f} ({span(found)})"
 
 
 def difference(found: Interval) -> str:

@@ -37,7 +37,7 @@ from forage.data.records import Question, read_questions
 from forage.errors import UserError
 from forage.files import replacing
 from forage.heartbeat import beat
-from forage.metrics import Interval, bootstrapped, span, verdict
+from forage.metrics import Interval, bootstrapped, figure, verdict
 from forage.progress import duration
 from forage.text import encodable, from_json, say, typed
 
@@ -303,7 +303,7 @@ def before_beside_after(run_dir: Path) -> list[str]:
     first, last = known[min(known)], known[max(known)]
     rows = {name: [first[name], last[name], *([plain[name]] if name in plain else [])] for name in first}
     heads = [f"{head:24}" for head in ("before", "after", "plain RAG")]
-    cells = {name: [f"{each['mean']:.3f} ({span(each)})".ljust(24) for each in row] for name, row in rows.items()}
+    cells = {name: [figure(each).ljust(24) for each in row] for name, row in rows.items()}
     return [f"{name:25}{''.join(row)}" for name, row in ({"held out": heads} | cells).items()]
 
 

@@ -42,7 +42,7 @@ from forage.extras.rewriter.rewards import MEASURES, Episode, Scorer
 from forage.extras.rewriter.trl_backend import train_trl
 from forage.files import write_jsonl
 from forage.manifest import plain
-from forage.metrics import bootstrapped, clear, span, verdict
+from forage.metrics import bootstrapped, clear, figure, span, verdict
 from forage.optimizer import adamw, update_weights
 from forage.policy.checkpoint import load_checkpoint, save_checkpoint
 from forage.processes import gathered, is_first, rank, world
@@ -293,7 +293,7 @@ class Evaluation:
         for row in result_rows(ways):
             own, over = row["recall"], row["over_raw"]
             compared = f", over {RAW} {over['mean']:+.3f} ({span(over)})" + " *" * clear(over)
-            figures = f"recall@{self.options.k} {own['mean']:.3f} ({span(own)}), nDCG {row['ndcg']:.3f}"
+            figures = f"recall@{self.options.k} {figure(own)}, nDCG {row['ndcg']:.3f}"
             print(f"{row['way']:10} {figures}{compared if row['way'] != RAW else ''}")
         return ways
 
