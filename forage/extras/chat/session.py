@@ -14,7 +14,6 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
-from typing import cast
 
 from rich.console import Console
 from rich.padding import Padding
@@ -76,12 +75,11 @@ class View(Observer):
                 self.console.print(Text(f"refused: {call.explanation}", style="yellow"))
 
     def found(self, episode: EpisodeBuilder, query: str, hits: Sequence[Hit]) -> None:
-        found = cast("Sequence[Hit]", hits)  # the store's own: a chat searches nothing else
         self.searches += 1
-        self.hits |= {hit.chunk_id: hit for hit in found if hit.chunk_id not in self.hits}
+        self.hits |= {hit.chunk_id: hit for hit in hits if hit.chunk_id not in self.hits}
         self.console.print(Text.assemble((f"search {self.searches}: ", "bold cyan"), in_line(query)))
-        if found:
-            self.console.print(listed((str(hit.rank), hit, f"{hit.score:.3f}") for hit in found))
+        if hits:
+            self.console.print(listed((str(hit.rank), hit, f"{hit.score:.3f}") for hit in hits))
         else:
             self.console.print(indented(Text("nothing found")))
 
