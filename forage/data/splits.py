@@ -26,8 +26,8 @@ def read_splits(data: Path) -> Splits:
 
 
 def read_training_questions(data: Path) -> list[Question]:
-    """The questions of train.jsonl that some chunk answers; refuses a folder that holds one of them out as well."""
-    return [question for question in read_train(data) if question.relevant_chunk_ids]
+    """The questions of train.jsonl that some chunk answers."""
+    return [*read_splits(data)["train"].values()]
 
 
 def draw_questions(data: Path, count: int, seed: int) -> list[Question]:

@@ -96,7 +96,7 @@ def advantages(rewards_N: Numbers, groups_N: Collection[Hashable], method: str =
     group_N, _, flat_G = _by_group(rewards_N, groups_N)
     groups = Groups(group_N, _sum_by(torch.ones_like(rewards_N), group_N, len(flat_G)))
     differences_N = rewards_N - groups.means(rewards_N)
-    advantages_N = advantage_named(method)(torch.where(flat_G[group_N], 0.0, differences_N), groups)
+    advantages_N = torch.as_tensor(advantage_named(method)(torch.where(flat_G[group_N], 0.0, differences_N), groups))
     if advantages_N.shape != differences_N.shape:
         raise UserError(f"--advantage {method} must return a number for each of the {len(differences_N)} episodes")
     return torch.where(flat_G[group_N], 0.0, advantages_N)

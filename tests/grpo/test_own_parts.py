@@ -67,9 +67,9 @@ def test_an_engine_of_ones_own(mine, tiny):
     async def sample(name="Parrot"):
         job = Job(read_policy_manifest(tiny / "policy"), 1, 64)
         async with open_engine(EngineOptions(engine=f"{mine}:{name}"), job) as engine:
-            return await engine.generate(Request((5, 7), 1, ()))
+            return await engine.generate(Request((5, 7), 2, (2,)))
 
-    assert asyncio.run(sample()).ids == (7,)
+    assert asyncio.run(sample()).ids == (7, 2)
     with pytest.raises(UserError, match="halved must be a subclass"):
         asyncio.run(sample("halved"))
 
