@@ -1,6 +1,7 @@
 """LocalEngine: its tokens and log-probabilities are the plain model's, whatever else is in the batch."""
 
 import asyncio
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -254,6 +255,24 @@ def test_inverse_cdf_by_hand():
     sums = torch.tensor([[0.0, 0.5, 1.0 - 2**-53, 1.0]], dtype=torch.float64).expand(3, 4)
     draws = torch.tensor([0.0, 0.5, 1 - 2**-53], dtype=torch.float64)
     assert first_above(sums, some, draws).tolist() == [1, 1, 2]
+
+
+@pytest.mark.parametrize("draw", [1 - 2**-53, 1 - 2**-25, 1 - 2**-26, 1 - 2**-24, 0.0, 2**-53])
+def test_no_draw_takes_a_token_of_probability_0(monkeypatch, draw):
+    """fp32 rounds draws from 1 - 2**-25 on to 1, past all tokens. The first and the last token here can't be drawn."""
+    model = tiny_model()
+    real = model.lm_head.forward
+
+    def masked(hidden):
+        logits = real(hidden)
+        logits[:, :5] = logits[:, 40:] = -torch.inf
+        return logits
+
+    monkeypatch.setattr(model.lm_head, "forward", masked)
+    monkeypatch.setattr(torch, "rand", lambda count, **_: torch.full((count,), draw, dtype=torch.float64))
+    [sample] = generate(LocalEngine(model, 1), Request((1, 2, 3), 3, (), 0))
+    assert sample.ids == ((39,) * 3 if draw > 0.5 else (5,) * 3)
+    assert all(math.isfinite(logprob) for logprob in sample.logprobs)
 
 
 def test_an_adapter_that_makes_the_model_compute_nan_is_refused():
