@@ -74,10 +74,9 @@ AGENT = (
 SHOWING = ("--eval-share", "0.02", "--eval-every", "400", "--keep", "last", "--batch-size", "4")
 TRAINED = (
     "--engine", "local", "--eval-every", "0", "--clip-high", "0.28", "--learning-rate", "3e-4",
-    "--weights", "best_search=3", "found=1", "format=1",
+    "--max-steps", "30", "--weights", "best_search=3", "found=1", "format=1",
 )  # fmt: skip
-FEW = ("--batch-size", "4", "--num-rollouts", "16", "--max-steps", "30")
-MANY = ("--batch-size", "8", "--num-rollouts", "8", "--max-steps", "30")
+FEW, MANY = ("--batch-size", "4", "--num-rollouts", "16"), ("--batch-size", "8", "--num-rollouts", "8")
 
 
 @dataclass(frozen=True)
@@ -103,7 +102,7 @@ ARMS: Mapping[str, Arm] = {
     TOLD: Arm(WARM, "sft_train", (*SHOWING, "--num-demonstrations", "0", "--max-steps", "64")),
     EXPERT: Arm(WARM, "grpo_train", (*TRAINED, *FEW, "--advantage", "best")),
     GRPO: Arm(WARM, "grpo_train", (*TRAINED, *FEW, "--advantage", "reinforce++")),
-    LONG: Arm(WARM, "grpo_train", (*TRAINED, *FEW[:-1], "150", "--advantage", "reinforce++")),
+    LONG: Arm(WARM, "grpo_train", (*TRAINED, *FEW, "--advantage", "reinforce++", "--max-steps", "150")),
     EXPERT_READS: Arm(RULE, "grpo_train", (*TRAINED, *MANY, "--advantage", "best")),
     READS: Arm(RULE, "grpo_train", (*TRAINED, *MANY, "--advantage", "reinforce++")),
     BY_WORDS: Arm(WARM, "grpo_train", (*TRAINED, *FEW, "--advantage", "reinforce++", "--credit", "words")),

@@ -26,7 +26,7 @@ BUDGETS = {
     "forage/data": (16_267, 12),
     "forage/engines": (11_028, 5),
     "forage/evaluation": (11_588, 9),
-    "forage/extras": (46_694, 9),
+    "forage/extras": (46_691, 9),
     "forage/grpo": (19_990, 10),
     "forage/policy": (9_692, 9),
     "forage/publishing": (3_124, 2),
@@ -34,8 +34,8 @@ BUDGETS = {
     "forage/runs": (9_442, 5),
     "forage/sft": (4_647, 3),
     "forage/store": (12_245, 10),
-    "bench": (23_457, 13),
-    "tests": (216_946, 50),
+    "bench": (23_451, 13),
+    "tests": (216_947, 50),
 }
 ROAD = {"files": 60, "functions": 570, "lines": 5_105}  # a processor without bf16 units calls some others
 OPTIONS = {"grpo_train": 60}

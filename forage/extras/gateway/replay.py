@@ -181,12 +181,9 @@ def difference(turns: list[Again]) -> str:
     """Where the tokens part first, and whether rounding may be why."""
     for number, each in enumerate(turns, 1):
         if each.same < each.tokens:
-            may_round = "which rounding may do (bf16, or what was sampled beside it)"
-            why = (
-                may_round
-                if each.apart < ROUNDING
-                else "by more than rounding does: are base, adapter, engine the same?"
-            )
+            why = "by more than rounding does: are base, adapter, engine the same?"
+            if each.apart < ROUNDING:
+                why = "which rounding may do (bf16, or what was sampled beside it)"
             return f"turn {number} differs from its token {each.same + 1} on, {why}"
     return "all tokens are the same"
 
