@@ -13,8 +13,8 @@ class MakingOptions:
     """Your own documents and questions."""
 
     documents: Path | None = None
-    """Folder of your own .txt, .md, .html and .pdf files, instead of a data set. Questions are made from them, unless
-    you give --questions."""
+    """Folder of your own .txt, .md, .html, .docx and .pdf files, instead of a data set. Questions are made from
+    them, unless you give --questions."""
     questions: str = ""
     """Your own questions about --documents, instead of made ones: a .jsonl, .jsonl.gz, .csv or .parquet file with
     columns question, answer and source (the file with the answer). Either answer or source may be missing."""
