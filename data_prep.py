@@ -278,6 +278,8 @@ def halves(
     if not train or not held_out:
         same = f" ({merged:,} more rows ask the same as another)" if merged else ""
         same += f" ({left_out:,} were left out; {options.output_dir / LEFT_OUT} says why)" if left_out else ""
+        of = sum(len(question.relevant_doc_ids) for question in questions) / max(1, len(questions))
+        same += f", answered by {of:.1f} documents each (a source column says which one is meant)" if of > 1.5 else ""
         raise UserError(
             f"different questions: {len(questions)}{same}, split into {len(train)} for training and {len(held_out)} to "
             "evaluate on; use more documents, another --eval-share or another --seed"

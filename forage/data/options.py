@@ -17,7 +17,7 @@ class Columns:
     answer_column: str = ""
     """Column with the reference answer."""
     url_column: str = ""
-    """Column with the URL of the page that answers the question."""
+    """Column with the URL of the page that answers the question, or with --questions the file (source)."""
     id_column: str = ""
     """Column with the row's id."""
     focus_column: str = ""

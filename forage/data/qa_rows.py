@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import os
+import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from forage.data.options import Columns
 from forage.errors import UserError
 from forage.files import json_lines
 from forage.machine import hub_reachable
-from forage.text import composed
+from forage.text import composed, say
 
 # Names that data sets give each column, likeliest first; case is ignored.
 KindsNames: TypeAlias = Mapping[str, tuple[str, ...]]
@@ -75,7 +76,11 @@ def to_rows(
     records = list(records)
     if not records:
         raise UserError(f"{source} has no rows")
-    columns = find_columns(dict.fromkeys(name for record in records for name in record), wanted, needs, usual)
+    names = dict.fromkeys(name for record in records for name in record)
+    columns = find_columns(names, wanted, needs, usual)
+    if unused := sorted(names.keys() - set(columns.values())):
+        read = ", ".join(f"{kind}={name}" for kind, name in columns.items() if name)
+        say(f"{source}: columns {read}; not read: {', '.join(unused)} (--question-column and so on)", sys.stderr)
     rows, lacking, seen = list[QARow](), Counter[str](), Counter[str]()
     given, taken = {_text(record.get(columns["id"])) for record in records}, set[str]()
     for number, record in enumerate(records, 1):

@@ -378,7 +378,7 @@ def questions_of(data: Path | None, ids: Collection[str], split: str = "train") 
 
 # Progress of training: what is printed after each step, and whether the trainer waits for its workers.
 
-# Steps whose median predicts the time left (the few with an evaluation do not move it), and that advice is about.
+# Steps whose median predicts the time left, and that advice is about.
 LAST = 20
 MUCH = 0.2  # of the time: a shorter wait is not told
 
@@ -422,11 +422,12 @@ def lessons(stats: StepStats) -> list[str]:
 
 
 def seconds_left(history: Sequence[StepStats], last: int) -> float:
-    """Seconds that the remaining steps take at the median of the last ones.
+    """Seconds that the remaining steps take at the median of the last ones, without evaluations.
 
-    Example: steps 0 to 2 took 10, 12 and 50 seconds, so the 7 more up to step 9 take 84.
+    Example: steps 0 to 2 of 10 took 10, 12 and 50 seconds, so the 7 more, 3 to 9, take 84.
     """
-    return max(0, last - history[-1].step) * statistics.median(step_seconds(stats) for stats in history[-LAST:])
+    took = [step_seconds(stats) - stats.seconds.get("evaluation", 0.0) for stats in history[-LAST:]]
+    return max(0, last - 1 - history[-1].step) * statistics.median(took)
 
 
 def advice(history: Sequence[StepStats]) -> str:

@@ -81,7 +81,11 @@ def test_a_second_run_fetches_and_embeds_nothing_and_writes_the_same(prepared):
     written = page.stat().st_mtime_ns
     done = prepare(prepared, "--dataset-name", "sample")
     assert "(embedded now: 0)" in done.stdout
-    assert re.search(r"^shown by searches, hybrid +by one \d\d%, by whole documents", done.stdout, re.MULTILINE)
+    assert re.search(
+        r"^shown by searches, hybrid +by one \d\d%, by one of 9 passages \d\d%, by whole documents",
+        done.stdout,
+        re.MULTILINE,
+    )
     assert re.search(r"^answers of which a passage shows less than most +28%$", done.stdout, re.MULTILINE)
     assert "7 (on 16 pages: 'Reviewed by the library’s editors. " in done.stdout
     assert {name: (prepared / name).read_bytes() for name in names} == before

@@ -9,13 +9,14 @@ import math
 import random
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from forage.agent.options import AgentSettings
 from forage.agent.searcher import PER_TOKEN, best_start
 from forage.data.chunking import Chunk
-from forage.data.own_questions import SAID
+from forage.data.own_questions import SAID, saying
 from forage.data.records import Question, asked_of
 from forage.data.relevance import by_document
 from forage.extras.questions.two_documents import Linked, Passages
@@ -31,8 +32,9 @@ if TYPE_CHECKING:
 MOST = 300  # questions that are searched for
 MOST_TRIED = 500  # of which passages are looked at
 DEPTH = 10
+MORE = 3  # times as many passages, which is what a second and a third search read
 WELL, MUCH = 0.7, 0.15  # one search is enough from here on; a second one is worth training for
-CUT = 0.5  # of the answers are cut off, from which on more is to be shown first
+CUT = 1 / 3  # of the answers are cut off, from which on more is to be shown first
 
 
 @dataclass(frozen=True)
@@ -42,8 +44,10 @@ class Headroom:
     mode: Mode
     one: float
     """By a search for the question."""
+    longer: float
+    """By one that shows MORE times as many passages."""
     second: float
-    """By that, or a search for what is asked with a title or a name that the first one found."""
+    """By that for the question, or a search for what is asked with a title or a name that it found."""
     whole: float
     """By the best passages of the documents that the question finds, one document after another."""
     none: float
@@ -53,54 +57,81 @@ class Headroom:
 def headroom(store: DocumentStore, passages: Passages, questions: Sequence[Question], mode: Mode) -> Headroom:
     """What searches in this mode show of some of the questions."""
     asked = some(questions)
-    first = store.search([question.question for question in asked], AgentSettings.k, mode)
+    first = store.search([question.question for question in asked], MORE * AgentSettings.k, mode)
     names_in: dict[str, list[str]] = defaultdict(list)
     for mention in passages.mentions:
         names_in[mention.chunk.id].append(" ".join(mention.name))
     again = [
         (number, f"{name} {asked_of(question)}")
         for number, (question, hits) in enumerate(zip(asked, first, strict=True))
-        for name in dict.fromkeys(name for hit in hits for name in (hit.title, *names_in[hit.chunk_id]))
+        for name in dict.fromkeys(
+            name for hit in hits[: AgentSettings.k] for name in (hit.title, *names_in[hit.chunk_id])
+        )
     ]
     second = store.search([query for _, query in again], AgentSettings.k, mode) if again else []
     one = [answers(question, hits) for question, hits in zip(asked, first, strict=True)]
+    longer = [answers(question, hits, MORE) for question, hits in zip(asked, first, strict=True)]
     either = one.copy()
     for (number, _), hits in zip(again, second, strict=True):
         either[number] = either[number] or answers(asked[number], hits)
     found = zip(asked, whole_documents(store, [question.question for question in asked], mode), strict=True)
     whole = [answers(*each) for each in found]
-    none = [not (second or by_whole) for second, by_whole in zip(either, whole, strict=True)]
-    return Headroom(mode, share(one), share(either), share(whole), share(none))
+    none = [not any(each) for each in zip(longer, either, whole, strict=True)]
+    return Headroom(mode, *map(share, (one, longer, either, whole, none)))
+
+
+# What teaches a second search, from the warm start to GRPO, as in docs/training.md.
+WARM = (
+    "--search-first --force-search --max-turns 2 --max-turn-tokens 32 --blind names --phrases 6 "
+    "--num-demonstrations 120 --max-steps 30 --keep last"
+)
+GRPO = (
+    "--weights best_search=3 found=1 format=1 --advantage reinforce++ --batch-size 8 --num-rollouts 8 "
+    "--learning-rate 3e-4 --max-steps 10"
+)
 
 
 def advice(found: Headroom, cut: float | None, held_out: int, data: str) -> str:
-    """What to train, in a sentence, with the command; `cut` is the share of the answers that are cut off."""
-    from_data = "" if data == "data" else f" --data {data}"
-    gain = found.second - found.one
+    """What to train, in a sentence, with the commands; `cut` is the share of the answers that are cut off."""
+    name, mode = Path(data).name, " --mode sparse" * (found.mode == "sparse")
+    sft = f"\n  python sft_train.py --data {data} --output-dir models/{name}{mode}"
+    grpo = f"\n  python grpo_train.py --data {data} --policy models/{name} --run-dir runs/{name} "
+    gain, passages = found.second - max(found.one, found.longer), MORE * AgentSettings.k
+    said = f"One {found.mode} search shows what answers {found.one:.0%} of the questions"
     if cut is not None and cut > CUT and found.one >= MUCH:
         said = (
-            f"In {cut:.0%} of the questions a passage shows less than most of the answer: show more first "
-            "(sft_train.py --passage-tokens 128), or cut smaller (--chunk-tokens 100)"
+            f"In {cut:.0%} of the questions a passage shows less than most of the answer: show more first, or cut "
+            "smaller (data_prep.py --chunk-tokens 100)"
         )
+        commands = f"{sft} --passage-tokens 128"
     elif found.one >= WELL:
-        said = (
-            f"One search shows what answers {found.one:.0%} of the questions, so training the search can gain little: "
-            f"use plain RAG, or train the answers (grpo_train.py{from_data} --weights answer_similarity=2 format=1)"
-        )
+        said += ", so training the search can gain little: use plain RAG, or train the answers"
+        commands = f"{sft}{grpo}--weights answer_similarity=2 format=1"
     elif gain >= MUCH:
-        said = (
-            f"One search shows what answers {found.one:.0%} of the questions; a second, for a title or a name that the "
-            f"first shows, could show {gain:.0%} more: train for it (sft_train.py{from_data} --search-first "
-            f"--blind names, then grpo_train.py{from_data} --weights best_search=3 found=1 format=1)"
+        said += (
+            f"; a second, for the right title or name of those that it shows, could show {gain:.0%} more than one of "
+            f"{passages} passages does: train for it"
         )
+        commands = f"{sft} {WARM}{grpo}{GRPO}"
+    elif found.longer - found.one >= MUCH:
+        said += (
+            f", and {found.longer:.0%} if it shows {passages} passages: show more, before a second search is trained"
+        )
+        commands = f"{sft} --k {passages}"
     else:
-        said = (
-            f"One search shows what answers {found.one:.0%} of the questions, and a second could show {gain:.0%} more: "
-            "search better first (--embedder, --chunk-tokens; document_store.py search shows what is found)"
+        said += (
+            f", and a second could show {max(0, gain):.0%} more: search better first (--embedder, --language, "
+            "--chunk-tokens; document_store.py search shows what is found)"
         )
-    return (
-        f"{said}. With {held_out:,} held out, differences below {1.96 * math.sqrt(0.3 / held_out):.2f} can't be shown"
-    )
+        commands = ""
+    least = 1.96 * math.sqrt(0.3 / held_out)
+    return f"{said}. With {held_out:,} held out, differences below {least:.2f} can't be shown{commands}"
+
+
+def telling(question: Question, chunks: Mapping[str, Chunk]) -> Question:
+    """The question with only those passages that say its answer, where any does: another source may only lead there."""
+    said = saying(question.answer, [chunks[chunk_id] for chunk_id in question.relevant_chunk_ids])
+    return replace(question, relevant_chunk_ids=tuple(chunk.id for chunk in said) or question.relevant_chunk_ids)
 
 
 def attacks(store: DocumentStore, made: Linked) -> str:
@@ -129,9 +160,9 @@ def modes_of(store: DocumentStore) -> list[Mode]:
     return ["sparse"] if store.options.embedder == NO_EMBEDDER else ["sparse", "hybrid"]
 
 
-def answers(question: Question, hits: Sequence[Hit]) -> bool:
-    """Whether what answers is among the passages that an agent is shown of these."""
-    return any(hit.chunk_id in question.relevant_chunk_ids for hit in hits[: AgentSettings.k])
+def answers(question: Question, hits: Sequence[Hit], times: int = 1) -> bool:
+    """Whether what answers is among the passages that an agent is shown of these, or so many times as many."""
+    return any(hit.chunk_id in question.relevant_chunk_ids for hit in hits[: times * AgentSettings.k])
 
 
 def some(questions: Sequence[Question]) -> list[Question]:
@@ -189,11 +220,14 @@ def told(
     asked = [question for question in [*train, *held_out] if question.relevant_chunk_ids]
     if not asked or not held_out:
         return {}
+    asked = [telling(question, store.chunk_by_id) for question in some(asked)]
     found = [headroom(store, passages, asked, mode) for mode in modes_of(store)]
     seen = seen_share(asked, store.chunk_by_id, Tokenizer(store.options.language))
     lines = {
-        f"shown by searches, {each.mode}": f"by one {each.one:.0%}, by whole documents {each.whole:.0%}, by a second "
-        f"one too {each.second:.0%}, by none {each.none:.0%}"
+        f"shown by searches, {each.mode}": (
+            f"by one {each.one:.0%}, by one of {MORE * AgentSettings.k} passages {each.longer:.0%}, by whole documents "
+            f"{each.whole:.0%}, by a second one too {each.second:.0%}, by none {each.none:.0%}"
+        )
         for each in found
     }
     cut = None if seen is None else 1 - seen

@@ -8,7 +8,7 @@ import pytest
 from forage.data.chunking import Chunk
 from forage.data.records import Document, Question
 from forage.data.relevance import split_by_document
-from forage.extras.questions.headroom import headroom
+from forage.extras.questions.headroom import Headroom, advice, headroom, telling
 from forage.extras.questions.making import gives_away
 from forage.extras.questions.two_documents import (
     Passages,
@@ -178,4 +178,31 @@ def test_headroom_is_counted_by_hand(tmp_path):
     questions = [Question(text, text, "", relevant_chunk_ids=(first[title],)) for text, title in asked.items()]
     found = headroom(store, Passages(store.chunks), questions, "sparse")
     assert found.mode == "sparse"
-    assert (found.one, found.second, found.whole, found.none) == pytest.approx((1 / 3, 2 / 3, 1 / 3, 1 / 3))
+    shares = (found.one, found.longer, found.second, found.whole, found.none)
+    assert shares == pytest.approx((1 / 3, 1 / 3, 2 / 3, 1 / 3, 1 / 3))
+
+
+@pytest.mark.parametrize(
+    ("one", "longer", "second", "says", "runs"),
+    [
+        (0.96, 0.99, 1.0, "little", "answer_similarity=2"),
+        (0.02, 0.18, 1.0, "82% more than one of 9 passages", "--blind names --phrases 6"),
+        (0.67, 0.9, 0.88, "90% if it shows 9 passages", "--k 9"),  # a second search finds no more than a longer list
+        (0.1, 0.12, 0.12, "search better first", ""),
+    ],
+)
+def test_what_is_advised(one, longer, second, says, runs):
+    said, *commands = advice(Headroom("sparse", one, longer, second, 0, 0), 0.3, 24, "data/own").split("\n")
+    assert says in said
+    assert said.endswith("With 24 held out, differences below 0.22 can't be shown")
+    assert bool(commands) == bool(runs)
+    assert runs in " ".join(commands)
+    assert all("--data data/own " in command for command in commands)
+    assert all("--mode sparse" in command for command in commands if "sft_train" in command)
+
+
+def test_of_several_sources_the_passage_that_says_the_answer_counts():
+    chunks = {each.id: each for each in CHUNKS}
+    question = Question("q", "What is wrong?", "Filters stop working.", relevant_chunk_ids=("g#0", "k#0"))
+    assert telling(question, chunks).relevant_chunk_ids == ("k#0",)
+    assert telling(replace(question, answer=""), chunks) == replace(question, answer="")
