@@ -81,7 +81,8 @@ def test_a_second_run_fetches_and_embeds_nothing_and_writes_the_same(prepared):
     written = page.stat().st_mtime_ns
     done = prepare(prepared, "--dataset-name", "sample")
     assert "(embedded now: 0)" in done.stdout
-    assert re.search(
+    shown = r"^shown by searches, hybrid +by one \d\d%, by one of 9 passages \d\d%, by whole documents"
+    assert re.search(shown, done.stdout, re.MULTILINE)
         r"^shown by searches, hybrid +by one \d\d%, by one of 9 passages \d\d%, by whole documents",
         done.stdout,
         re.MULTILINE,
