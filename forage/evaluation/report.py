@@ -45,7 +45,7 @@ from forage.evaluation.player import log_of
 from forage.evaluation.setting import Setting
 from forage.files import replacing, write_jsonl
 from forage.manifest import code_of, made_of, plain, write_manifest
-from forage.metrics import Interval, clear, figure, signed, verdict
+from forage.metrics import Interval, clear, figure, grouped, signed, verdict
 from forage.text import one_line, printable, say
 
 WIDTH = 100  # of what is printed
@@ -114,9 +114,9 @@ def columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
 
     Example: {"mrr": "mrr, mrr@3", "recall@3": "recall@3", "recall@10": "recall@10"}.
     """
-    alike: dict[str, list[str]] = {}
-    for name in score_names(rows):
-        alike.setdefault(f"{name.partition('@')[0]} {[row['metrics'][name] for row in rows]}", []).append(name)
+    alike = grouped(
+        (f"{name.partition('@')[0]} {[row['metrics'][name] for row in rows]}", name) for name in score_names(rows)
+    )
     return {names[0]: ", ".join(names) for names in alike.values()}
 
 

@@ -30,6 +30,7 @@ from forage.arguments import POSITIONAL, run_script
 from forage.data.records import Question
 from forage.errors import UserError
 from forage.files import json_lines, replacing
+from forage.metrics import grouped
 from forage.policy.manifest import read_policy_manifest
 from forage.runs.plots import draw_plots
 from forage.runs.stats import (
@@ -151,9 +152,7 @@ def leads(episodes: Sequence[Episode]) -> list[float]:
 
     Example: rewards 0, 1 of one question and .5 of another give -.5, .5 and 0.
     """
-    groups: dict[str, list[float]] = {}
-    for episode in episodes:
-        groups.setdefault(episode.question_id, []).append(episode.reward)
+    groups = grouped((episode.question_id, episode.reward) for episode in episodes)
     means = {name: math.fsum(rewards) / len(rewards) for name, rewards in groups.items()}
     return [episode.reward - means[episode.question_id] for episode in episodes]
 

@@ -20,6 +20,7 @@ from forage.agent.vetting import Vetting
 from forage.data.splits import draw_questions, in_rounds
 from forage.errors import UserError
 from forage.files import remove_folder, write_jsonl
+from forage.metrics import grouped
 from forage.optimizer import CPU_BUDGET, adamw, update_weights
 from forage.policy.adapters import adapter_path, publish_adapter, restore_adapter, versions
 from forage.policy.checkpoint import load_checkpoint, save_checkpoint
@@ -87,7 +88,8 @@ def train(options: SFTOptions, demonstrations: Sequence[Episode], policy: Any) -
     budget = Budget(options.memory.token_budget or CPU_BUDGET)
     optimizer = adamw(policy, options.optimizer.weight_decay)
     trained, held_out = split(demonstrations, options)
-    groups = by_question(trained)  # in one batch: what they begin with is computed once
+    # A question's are in one batch: what they begin with is computed once.
+    groups = [*grouped((episode.question_id, episode) for episode in trained).values()]
     state, best = options.output_dir / "state", options.output_dir / "best"
     step, kept = load_checkpoint(state, policy, optimizer) or (0, {"rows": [], "losses": []})
     rows, losses = [typed(Row, row) for row in kept["rows"]], kept["losses"]
@@ -146,13 +148,6 @@ def split(demonstrations: Sequence[Episode], options: SFTOptions) -> tuple[list[
         [episode for episode in demonstrations if episode.question_id not in held_out],
         [episode for episode in demonstrations if episode.question_id in held_out],
     )
-
-
-def by_question(episodes: Sequence[Episode]) -> list[list[Episode]]:
-    groups: dict[str, list[Episode]] = {}
-    for episode in episodes:
-        groups.setdefault(episode.question_id, []).append(episode)
-    return list(groups.values())
 
 
 def update(
