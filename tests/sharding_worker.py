@@ -22,7 +22,7 @@ from forage.policy.packing import pack, pack_trees
 from forage.processes import all_gather, join_processes
 from tests.factories import Sequence, tiny_model
 
-RATE, MAX_NORM = 0.01, 0.5
+RATE = 0.01
 TOTAL = 40
 
 
@@ -63,7 +63,7 @@ def update(learner, step):
     share = learner.shard(micro_batches(step))
     for number, batch in enumerate(share):
         learner.backward(-learner.score(batch, 1.0).logprobs_BT.sum() / TOTAL, last=number == len(share) - 1)
-    return learner.step(RATE, MAX_NORM)
+    return learner.step(RATE)
 
 
 def prompt_updates(learner, packing=pack_trees):
@@ -81,7 +81,7 @@ def prompt_updates(learner, packing=pack_trees):
         for batch in share:
             loss = -learner.score(batch, 1.0).logprobs_BT.sum() / TOTAL
             learner.backward(loss, last=batch is share[-1])
-        norms.append(learner.step(RATE, MAX_NORM))
+        norms.append(learner.step(RATE))
     return norms
 
 
@@ -127,7 +127,7 @@ def put_through(sharding, offload, folder):
     drawn = torch.rand(3)
     # A gradient that is none leaves no trace.
     learner.backward(learner.score(first, 1.0).logprobs_BT.sum() * float("nan"), last=True)
-    found["bad norm"] = str(learner.step(RATE, MAX_NORM))
+    found["bad norm"] = str(learner.step(RATE))
     found["norms"].append(update(learner, 2))
     second = adapter_state(learner)
     tensors |= {f"second.{name}": weight for name, weight in second.items()}

@@ -44,15 +44,14 @@ class Learner:
     lowered_budget: int | None = None
     """Most tokens of a micro-batch, once memory has run out with more; kept for the rest of this process."""
 
-    def __init__(self, policy: Any, weight_decay: float = 0.0) -> None:
+    def __init__(self, policy: Any) -> None:
         self.policy, self.scorer = policy, Scorer(policy)
-        self.optimizer = adamw(policy, weight_decay)
+        self.optimizer = adamw(policy)
         self.device = next(policy.parameters()).device
 
     def score(self, batch: TokenBatch, temperature: float) -> TokenScores:
         """Log-probabilities by the current policy, with a gradient unless torch.no_grad is on."""
-        scores: TokenScores = self.scorer(batch.to(self.device), temperature)
-        return scores
+        return self.scorer(batch.to(self.device), temperature)
 
     def reference(self, batch: TokenBatch, temperature: float) -> Tensor:
         """Log-probabilities by the policy that training began with, without dropout."""
@@ -83,9 +82,9 @@ class Learner:
         del last  # tells a sharded learner when to communicate
         loss.backward()  # type: ignore[no-untyped-call]
 
-    def step(self, learning_rate: float, max_norm: float) -> float:
-        """Update with the gradients, clipped to a norm. Returns the norm; if it is not finite, nothing changes."""
-        return update_weights(self.optimizer, learning_rate, max_norm)
+    def step(self, learning_rate: float) -> float:
+        """Update with the gradients, clipped. Returns their norm; if it is not finite, nothing changes."""
+        return update_weights(self.optimizer, learning_rate)
 
     def synchronize(self) -> None:
         """Wait until a GPU has done what it was given to do."""
@@ -122,8 +121,7 @@ class Learner:
 
     def first(self, do: Callable[P, T], *args: P.args, **more: P.kwargs) -> T:
         """What the first process alone does, such as writing files; all get what it returns."""
-        done: T = self.broadcast(do(*args, **more) if self.rank == 0 else None)
-        return done
+        return self.broadcast(do(*args, **more) if self.rank == 0 else None)
 
     def shard(self, items: Iterable[Any]) -> list[Any]:
         """This process's share of a step's micro-batches; all processes get the same number."""

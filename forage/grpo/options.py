@@ -11,7 +11,7 @@ from forage.agent.rewards import Method
 from forage.arguments import TRUST, fixed
 from forage.errors import UserError, check_at_least_one
 from forage.files import check_apart
-from forage.optimizer import MemoryOptions, OptimizerOptions
+from forage.optimizer import MemoryOptions
 from forage.processes import Offload, Sharding, check_sharding, world
 from forage.rollout.options import RolloutOptions
 from forage.runs.trackers import Choice
@@ -63,7 +63,8 @@ class UpdateOptions:
     """The update of the policy."""
 
     loss: LossOptions = field(default_factory=LossOptions)
-    optimizer: OptimizerOptions = field(default_factory=OptimizerOptions)
+    learning_rate: float = 5e-5
+    """Learning rate of AdamW."""
     memory: MemoryOptions = field(default_factory=MemoryOptions)
     epochs: int = 1
     """Updates made from each step's episodes."""
@@ -187,7 +188,7 @@ class TrainOptions:
 FREE = (
     "run_dir", "max_steps", "report_to", "max_staleness", "vllm_sleep", "sharding", "offload",
     "sequence_parallel", "keep_adapters", "update.memory.token_budget", "update.memory.gradient_checkpointing",
-    "update.optimizer.learning_rate",
+    "update.learning_rate",
     # Compared by content, in the run's manifest.
     "rollout.data", "rollout.policy", "rollout.weights",
     "rollout.concurrency", "rollout.engine.engine", "rollout.engine.urls", "rollout.engine.patience",

@@ -40,8 +40,7 @@ class Play:
 
     def handed_on(self, episodes: list[Episode] | None) -> list[Episode]:
         """Broadcast: the first process passes its episodes, the others None; all get the first's."""
-        handed: list[Episode] = self.learner.broadcast(episodes)
-        return handed
+        return self.learner.broadcast(episodes)
 
     def sleep(self, phases: Phases) -> None:
         """Nothing is played until `wake`."""

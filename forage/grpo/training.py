@@ -73,8 +73,7 @@ def train(
             play.sleep(run.phases)
             replaces_flat = options.replace_flat > 0
             batch = prepare(episodes, options.update, manifest.weights, max_tokens, replaces_flat=replaces_flat)
-            rate = options.update.optimizer.learning_rate
-            context = UpdateContext(options.update, rate, options.rollout.temperature, shared, run.phases)
+            context = UpdateContext(options.update, options.rollout.temperature, shared, run.phases)
             # Makes dropout the same however often the run was killed, whether its episodes were played or read again.
             torch.manual_seed((options.rollout.seed * 1_000_003 + run.step) * learner.world + learner.rank)
             figures = update(learner, batch, context)
@@ -168,10 +167,9 @@ def open_learner(options: TrainOptions, policy_manifest: PolicyManifest, start: 
     policy.train()  # transformers checkpoints activations in training mode only
     if options.update.memory.gradient_checkpointing:
         policy.activation_checkpointing_enable(activation_checkpointing_kwargs={"use_reentrant": False})
-    weight_decay = options.update.optimizer.weight_decay
     learner = (
-        ShardedLearner(policy, weight_decay, options.sharding, options.sequence_parallel, options.offload)
-        if shared_out else Learner(policy, weight_decay)
+        ShardedLearner(policy, options.sharding, options.sequence_parallel, options.offload)
+        if shared_out else Learner(policy)
     )  # fmt: skip
     if isinstance(learner, ShardedLearner) and learner.rank == 0:
         print(f"training by {learner.strategy.title}, processes: {learner.world}", flush=True)

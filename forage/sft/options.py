@@ -10,7 +10,7 @@ from forage.agent.episode import is_written
 from forage.agent.options import SearchOptions
 from forage.errors import UserError, check_at_least_one
 from forage.files import check_apart, check_replaceable
-from forage.optimizer import MemoryOptions, OptimizerOptions
+from forage.optimizer import MemoryOptions
 from forage.policy.adapters import adapter_path
 from forage.sft.teacher import TeacherOptions
 from forage.store.options import StoreAddress
@@ -47,7 +47,8 @@ class SFTOptions:
     """Maximum number of updates. The learning rate falls to zero until then, also where a resumed run changes it."""
     batch_size: int = 4
     """Questions per update, with all their demonstrations."""
-    optimizer: OptimizerOptions = field(default_factory=lambda: OptimizerOptions(learning_rate=0.0))
+    learning_rate: float = 0.0
+    """Learning rate of AdamW at its peak. 0: 1e-3 for a base below a billion parameters, else 2e-4."""
     memory: MemoryOptions = field(default_factory=MemoryOptions)
     eval_share: float = 0.1
     """Share of the demonstrations to hold out, only to measure their loss."""

@@ -81,12 +81,12 @@ def train(options: SFTOptions, demonstrations: Sequence[Episode], policy: Any) -
     torch.manual_seed(options.seed)
     # Of the usual peaks, 1e-3 was tuned on 135M; 2e-4 is QLoRA's for 7B (2305.14314).
     usual = 1e-3 if policy.get_nb_trainable_parameters()[1] < 10**9 else 2e-4
-    rate = options.optimizer.learning_rate or usual
-    options = replace(options, optimizer=replace(options.optimizer, learning_rate=rate))
+    rate = options.learning_rate or usual
+    options = replace(options, learning_rate=rate)
     if options.memory.gradient_checkpointing:
         policy.activation_checkpointing_enable(activation_checkpointing_kwargs={"use_reentrant": False})
     budget = Budget(options.memory.token_budget or CPU_BUDGET)
-    optimizer = adamw(policy, options.optimizer.weight_decay)
+    optimizer = adamw(policy)
     trained, held_out = split(demonstrations, options)
     # A question's are in one batch: what they begin with is computed once.
     groups = [*grouped((episode.question_id, episode) for episode in trained).values()]
@@ -157,8 +157,7 @@ def update(
     """One step of AdamW on the mean loss of the policy's tokens. Returns that loss."""
     policy.train()
     loss = loss_of(policy, episodes, budget, backward=True)
-    rate = options.optimizer.learning_rate * height(step, options.max_steps)
-    update_weights(optimizer, rate, options.optimizer.max_norm)
+    update_weights(optimizer, options.learning_rate * height(step, options.max_steps))
     return loss
 
 
