@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stdout
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
 
@@ -129,10 +129,6 @@ def first_process_first() -> Iterator[None]:
         wait_for_all()
 
 
-def first_alone_prints() -> AbstractContextManager[Any]:
-    return nullcontext() if is_first() else redirect_stdout(None)
-
-
 def wait_for_all() -> None:
     if world() > 1:
         import torch.distributed as dist
@@ -187,8 +183,3 @@ def sum_gradients(weights: Sequence[Tensor]) -> None:
     flat = all_reduced(torch.cat([grad.flatten() for grad in grads]))
     for weight, grad in zip(weights, torch.split(flat, [weight.numel() for weight in weights]), strict=True):
         weight.grad = grad.view_as(weight).clone()
-
-
-def gathered(values: Sequence[T]) -> list[T]:
-    """The values of all processes, in the order of their shares."""
-    return [value for part in all_gather(list(values)) for value in part]

@@ -373,16 +373,19 @@ def first_component(rewards_NR: Floats) -> Floats:
     return loadings
 
 
-def scored(episodes: Sequence[Episode], names: Sequence[str], rewards_NR: Floats, combined_N: Floats) -> list[Episode]:
-    """The episodes with their combined reward and, by name, those rewards that exist."""
-    return [
-        replace(
-            episode,
-            rewards={name: float(value) for name, value in zip(names, row, strict=True) if not np.isnan(value)},
-            reward=float(total),
-        )
-        for episode, row, total in zip(episodes, rewards_NR, combined_N, strict=True)
+def rewarded(
+    functions: Mapping[str, RewardFunction], episodes: Sequence[Episode], questions: Sequence[Question],
+    weights_R: Sequence[float] | None = None,
+) -> list[Episode]:  # fmt: skip
+    """The episodes with those rewards that exist, by name, and with their weighted mean."""
+    rewards_NR = reward_matrix(functions, episodes, questions)
+    means_N = combine_rewards(rewards_NR, "uniform", weights_R)
+    rows = [
+        {name: value for name, value in zip(functions, row, strict=True) if not math.isnan(value)}
+        for row in rewards_NR.tolist()
     ]
+    triples = zip(episodes, rows, means_N.tolist(), strict=True)
+    return [replace(episode, rewards=row, reward=mean) for episode, row, mean in triples]
 
 
 def _deviations(values_NR: Floats) -> Floats:

@@ -156,6 +156,4 @@ def _groups(questions: Sequence[Question]) -> dict[str, str]:
 
 
 def _why_unused(row: QARow) -> str:
-    if not row.question:
-        return "no question"
-    return "no answer" if not row.answer else "answer in no document"
+    return "no question" if not row.question else "no answer" if not row.answer else "answer in no document"

@@ -25,13 +25,11 @@ from forage.agent.protocol import Protocol
 from forage.agent.rewards import (
     MakeRewards,
     RewardFunction,
-    combine_rewards,
     credited,
     has_reference,
     names_of_rewards,
-    reward_matrix,
+    rewarded,
     rewards_of,
-    scored,
     weights_by_name,
 )
 from forage.agent.searcher import Searcher, searching
@@ -196,7 +194,6 @@ class Rollout:
     ) -> None:  # fmt: skip
         self.options, self.functions, self.settings = options, functions, searcher.settings
         self.engine, self.protocol, self.searcher = engine, protocol, searcher
-        self.weights = weights_by_name(functions, options.weights)
         self.by_id = questions
         self.tools = functions_for(self.settings.tools)
         self.player: Player = own_agent() or Agent.play
@@ -271,9 +268,8 @@ class Rollout:
     def reward(self, episodes: Sequence[Episode], questions: Sequence[Question]) -> list[Episode]:
         """Add each one's rewards and their weighted mean, by which flat groups are found and people read; the update
         combines the rewards itself."""
-        matrix_NR = reward_matrix(self.functions, episodes, questions)
-        combined_N = combine_rewards(matrix_NR, "uniform", list(self.weights.values()))
-        return scored(episodes, list(self.functions), matrix_NR, combined_N)
+        weights = weights_by_name(self.functions, self.options.weights)
+        return rewarded(self.functions, episodes, questions, [*weights.values()])
 
 
 @asynccontextmanager

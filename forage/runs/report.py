@@ -91,8 +91,7 @@ def contents(run_dirs: Sequence[Path], max_episodes: int, max_tokens: int) -> di
         "stops": STOPS, "faults": FAULTS, "left_out": left_out, "texts": list(texts), "passages": passages,
         "episodes": rows,
     }  # fmt: skip
-    plain: dict[str, Any] = changed(held, lambda text: printable(encodable(text)))
-    return plain
+    return changed(held, lambda text: printable(encodable(text)))
 
 
 def told_of(run_dir: Path) -> list[str]:
