@@ -174,8 +174,8 @@ class Agent:
     engine: Engine
     protocol: Protocol
     search: BatchedSearch
-    settings: AgentSettings = field(default_factory=AgentSettings)
-    sampling: Sampling = field(default_factory=Sampling)
+    settings: AgentSettings = AgentSettings()
+    sampling: Sampling = Sampling()
     observer: Observer | None = None
     tools: Mapping[str, ToolFunction] = field(default_factory=dict)
     """The functions of the settings' tools."""

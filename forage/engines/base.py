@@ -38,7 +38,7 @@ class Request:
     stop_ids: tuple[int, ...]
     """Sampling one of these ends the sample, which includes it."""
     seed: int = 0
-    sampling: Sampling = field(default_factory=Sampling)
+    sampling: Sampling = Sampling()
     episode: str = ""
     """Requests of the same episode go to where its earlier tokens are cached."""
     adapter: str = ""

@@ -70,11 +70,11 @@ class Table:
         return "\n".join([f"## {html.escape(one_line(self.title))}", "", *lines, "", html.escape(self.below)]).rstrip()
 
 
-def print_table(table: Table, console: Console | None = None) -> None:
+def print_table(table: Table) -> None:
     """In as many parts as it takes for each to fit into the width."""
     longest = max(len(name) for name, _ in table.rows)
     step = max(1, (WIDTH - longest - 4) // CELL)
-    console = console or Console(width=max(WIDTH, longest + 40))
+    console = Console(width=max(WIDTH, longest + 40))
     for start in range(0, len(table.columns), step):
         part = RichTable("", *map(one_line, table.columns[start : start + step]))
         part.title = Text(printable(table.title)) if not start else None

@@ -62,10 +62,10 @@ class LossOptions:
 class UpdateOptions:
     """The update of the policy."""
 
-    loss: LossOptions = field(default_factory=LossOptions)
+    loss: LossOptions = LossOptions()
     learning_rate: float = 5e-5
     """Learning rate of AdamW."""
-    memory: MemoryOptions = field(default_factory=MemoryOptions)
+    memory: MemoryOptions = MemoryOptions()
     epochs: int = 1
     """Updates made from each step's episodes."""
     combine: Method = "uniform"
@@ -106,12 +106,8 @@ class GuardOptions:
     on_collapse: Literal["stop", "rollback", "warn"] = "stop"
     """On a sign of collapse: stop the run (stop), go back to an older adapter with a fresh optimizer (rollback), or
     only print and record it (warn)."""
-    max_mismatch: float = fixed(0.1)
-    """Highest mean KL from sampler to trainer. Above it, an adapter is stale or the precisions differ too much."""
     rollback_steps: int = fixed(5)
     """How many adapters a rollback goes back."""
-    max_rollbacks: int = fixed(3)
-    """After this many rollbacks, the next sign of collapse stops the run."""
 
 
 @dataclass(frozen=True)
@@ -119,8 +115,8 @@ class TrainOptions:
     """The run."""
 
     rollout: RolloutOptions = field(default_factory=RolloutOptions)
-    update: UpdateOptions = field(default_factory=UpdateOptions)
-    guard: GuardOptions = field(default_factory=GuardOptions)
+    update: UpdateOptions = UpdateOptions()
+    guard: GuardOptions = GuardOptions()
     run_dir: Path = Path("runs/grpo")
     """Run folder. A run that is already there is resumed."""
     max_steps: int = 100
@@ -193,7 +189,6 @@ FREE = (
     "rollout.data", "rollout.policy", "rollout.weights",
     "rollout.concurrency", "rollout.engine.engine", "rollout.engine.urls", "rollout.engine.patience",
     "rollout.engine.timeout", "rollout.address.store", "rollout.address.store_patience",
-    "rollout.address.store_timeout",
     *(f"guard.{item.name}" for item in fields(GuardOptions)),
 )  # fmt: skip
 

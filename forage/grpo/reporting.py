@@ -19,7 +19,6 @@ import torch
 from forage.agent.episode import Episode
 from forage.agent.rewards import names_of_rewards
 from forage.engines.base import played_at
-from forage.grpo.options import GuardOptions
 from forage.grpo.players import Play
 from forage.grpo.resume import Run
 from forage.grpo.update import TrainingBatch
@@ -175,14 +174,15 @@ MIN_ENTROPY = 0.005  # nats per token: below it, all episodes of a question are 
 MAX_FALL = 0.05  # nats per token that updates take from what they reward; those of a run that learns add some
 MAX_FLAT = 10  # steps in a row in which no episode has an advantage or a credit
 MAX_KL = 10.0  # to the starting policy; measured only with --beta
+MAX_MISMATCH = 0.1  # mean KL from sampler to trainer; above it, an adapter is stale or the precisions differ too much
 
 
-def fault_of(history: Sequence[StepStats], options: GuardOptions) -> str:
+def fault_of(history: Sequence[StepStats]) -> str:
     """What has gone wrong, all of it in one sentence; empty if nothing has."""
-    return "; ".join(faults(history, options))
+    return "; ".join(faults(history))
 
 
-def faults(history: Sequence[StepStats], options: GuardOptions) -> Iterator[str]:
+def faults(history: Sequence[StepStats]) -> Iterator[str]:
     """Each as half a sentence.
 
     Example: shares of well-formed episodes .9, .9, .9, .3, .3, .3 and a window of 3: the last window's mean is less
@@ -194,7 +194,7 @@ def faults(history: Sequence[StepStats], options: GuardOptions) -> Iterator[str]
     last = history[-WINDOW:]
     for name, key, most in (
         ("KL to the starting policy", "kl", MAX_KL),
-        ("KL of sampler to trainer", "mismatch_kl", options.max_mismatch),  # from the first step, if it is a wrong one
+        ("KL of sampler to trainer", "mismatch_kl", MAX_MISMATCH),  # from the first step, if it is a wrong one
     ):
         values = [stats.training[key] for stats in last if key in stats.training]
         if values and mean(values) > most:

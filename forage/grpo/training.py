@@ -45,6 +45,8 @@ from forage.runs.run_folder import set_aside
 from forage.runs.stats import StepStats, write_evaluations, write_stats
 from forage.text import say
 
+MAX_ROLLBACKS = 3  # after as many, the next sign of collapse stops the run
+
 
 def train(
     options: TrainOptions, max_tokens: int, learner: Learner, play: Play, manifest: RunManifest, questions: Splits
@@ -182,10 +184,10 @@ def guard(run: Run, learner: Learner, stats: StepStats) -> StepStats:
     """On a collapse stop, go back to an older adapter, or note it, as --on-collapse says."""
     options, run_dir = run.options.guard, run.options.run_dir
     history = [past for past in (*run.history, stats) if past.step >= run.guarded_from]
-    wrong = stats.notes[0] if stats.notes else fault_of(history, options)
+    wrong = stats.notes[0] if stats.notes else fault_of(history)
     if not wrong:
         return stats
-    if options.on_collapse == "stop" or run.rollbacks == options.max_rollbacks:
+    if options.on_collapse == "stop" or run.rollbacks == MAX_ROLLBACKS:
         if run.history:
             learner.first(Drawing(run_dir).finish)  # so that the plots show what led up to it
         raise UserError(

@@ -55,7 +55,7 @@ from forage.policy.policy import load_tokenizer
 from forage.progress import Progress
 from forage.rollout.agreement import adapter_of, open_embedder, read_run
 from forage.rollout.options import RolloutOptions
-from forage.rollout.plans import LEASE, TRAINER, Claims, Plan, Played
+from forage.rollout.plans import TRAINER, Claims, Plan, Played
 from forage.store.document_store import DocumentStore
 from forage.store.manifest import NO_EMBEDDER
 from forage.store.opening import open_address
@@ -278,16 +278,22 @@ async def open_rollout(
     embedder: str = "", *, sleeps: bool = False,
 ) -> AsyncIterator[Rollout]:  # fmt: skip
     """Open everything a rollout needs: the engine, the store, the rewards with the run's embedder."""
-    manifest = read_policy_manifest(options.policy)
-    store = open_address(options.address, options.data)
-    protocol = Protocol.playing(load_tokenizer(manifest), settings)
-    job = Job(manifest, options.concurrent_episodes, settings.max_tokens, sleeps)
+    job = Job(read_policy_manifest(options.policy), options.concurrent_episodes, settings.max_tokens, sleeps)
     async with open_engine(options.engine, job) as engine:
-        opened = store.embedder if store.options.embedder != NO_EMBEDDER else open_embedder(store.manifest, embedder)
-        searcher = Searcher(lambda: store, settings)
-        yield Rollout(
-            options, engine, protocol, searcher, rewards_of(make_rewards, opened, searcher, options.weights), questions
-        )
+        yield rollout_with(engine, options, settings, make_rewards, questions, embedder)
+
+
+def rollout_with(
+    engine: Engine, options: RolloutOptions, settings: AgentSettings, make_rewards: MakeRewards, questions: Splits,
+    embedder: str = "",
+) -> Rollout:  # fmt: skip
+    """All but the engine: of the policy's folder, only the tokenizer is read."""
+    protocol = Protocol.playing(load_tokenizer(read_policy_manifest(options.policy)), settings)
+    store = open_address(options.address, options.data)
+    opened = store.embedder if store.options.embedder != NO_EMBEDDER else open_embedder(store.manifest, embedder)
+    searcher = Searcher(lambda: store, settings)
+    functions = rewards_of(make_rewards, opened, searcher, options.weights)
+    return Rollout(options, engine, protocol, searcher, functions, questions)
 
 
 def view_of(rollout: Rollout, plan: Plan) -> RolloutView:
@@ -326,7 +332,7 @@ async def play_alone(rollout: Rollout, run_dir: Path, plan: Plan) -> list[Episod
 
 
 async def play_plan(
-    rollout: Rollout, run_dir: Path, plan: Plan, worker: str, *, poll: float = 1.0, lease: float = LEASE,
+    rollout: Rollout, run_dir: Path, plan: Plan, worker: str, *, poll: float = 1.0,
     check: Callable[[], None] = lambda: None, make_claims: Callable[..., Claims] = Claims,
 ) -> None:  # fmt: skip
     """Play what no other worker is playing, a few questions at a time, and wait until the whole plan is played.
@@ -334,7 +340,7 @@ async def play_plan(
     `check` is called before each question's episodes are written.
     """
     played = Played(run_dir, plan)
-    claims = make_claims(played.claims, worker, lease, asyncio.get_running_loop().time)
+    claims = make_claims(played.claims, worker, clock=asyncio.get_running_loop().time)
     write = EpisodeWriter(played.folder, claims, check)
     with view_of(rollout, plan) as view:
         play = partial(rollout.play_group, plan, view)

@@ -24,7 +24,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Annotated, Any, TypeAlias
 
-from forage.agent.episode import STOPS, Episode, episode_files, read_episodes
+from forage.agent.episode import STOPS, Episode, episodes_in
 from forage.agent.protocol import FAULTS
 from forage.arguments import POSITIONAL, run_script
 from forage.data.records import Question
@@ -134,16 +134,11 @@ def latest(run_dir: Path, stats: Sequence[StepStats], most: int) -> tuple[list[t
         if len(kept) >= most:
             total += each.episodes["count"]
             continue
-        found = episodes_of(run_dir, each.step)
+        found = list(episodes_in(run_dir / "episodes" / f"{each.step:06d}"))
         total += len(found)
         pairs = zip(found, leads(found), strict=True)
         kept += [(each.step, episode, lead) for episode, lead in pairs][: most - len(kept)]
     return kept, total
-
-
-def episodes_of(run_dir: Path, step: int) -> list[Episode]:
-    files = episode_files(run_dir / "episodes" / f"{step:06d}")
-    return [episode for path in files for episode in read_episodes(path)]
 
 
 def leads(episodes: Sequence[Episode]) -> list[float]:

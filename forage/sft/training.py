@@ -17,7 +17,7 @@ from forage.agent.options import AgentSettings
 from forage.agent.protocol import Protocol
 from forage.agent.searcher import searching
 from forage.agent.vetting import Vetting
-from forage.data.splits import draw_questions, in_rounds
+from forage.data.splits import draw_questions, in_rounds, read_held_out
 from forage.errors import UserError
 from forage.files import remove_folder, write_jsonl
 from forage.metrics import grouped
@@ -37,7 +37,8 @@ SAVED_EVERY = 60.0  # seconds at most between checkpoints
 
 def get_demonstrations(options: SFTOptions, protocol: Protocol, settings: AgentSettings) -> list[Episode]:
     """Load the demonstrations of an interrupted run, or make and save new ones."""
-    path, vetting = options.output_dir / "demonstrations.jsonl", Vetting.over(options.data, protocol, settings)
+    path = options.output_dir / "demonstrations.jsonl"
+    vetting = Vetting(protocol, settings, read_held_out(options.data))
     if not path.exists():  # files first: one may be refused
         given = [episode for file in options.demonstrations for episode in vetting.read(file)]
         write_episodes(path, [*play_demonstrations(options, protocol, settings), *given])

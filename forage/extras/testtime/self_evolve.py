@@ -49,7 +49,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -84,7 +84,7 @@ FIRST_SEARCH = "best_of:8"  # of round 1, when there is no learned scorer yet
 MEASURED = ("single", "best_of:8")
 # These may change between calls with one output folder: what is there stays valid, and more rounds go on from it.
 FREE = (
-    "rounds", "concurrency", "address.store_patience", "address.store_timeout",
+    "rounds", "concurrency", "address.store_patience",
     *(f"engine.{each.name}" for each in fields(EngineOptions)),
 )  # fmt: skip
 
@@ -112,9 +112,9 @@ class EvolveOptions:
     """Updates of each round's training."""
     learning_rate: float = 5e-4
     """Learning rate of each round's training; 0: as in sft_train.py."""
-    engine: EngineOptions = field(default_factory=EngineOptions)
-    address: StoreAddress = field(default_factory=StoreAddress)
-    sampling: Sampling = field(default_factory=lambda: Sampling(temperature=0.7))
+    engine: EngineOptions = EngineOptions()
+    address: StoreAddress = StoreAddress()
+    sampling: Sampling = Sampling(temperature=0.7)
     concurrency: int = 16
     """Questions played at once. With --engine local also the number of sequences sampled in one batch."""
     seed: int = 0
@@ -223,7 +223,7 @@ def select(search: OutcomeLog, first: OutcomeLog, data: Path, policy: Path, addr
         importlib.import_module(ROLLOUT).get_reward_functions, open_embedder(manifest_at(address, data)[0]),
         Searcher(lambda: open_address(address, data), settings),
     )  # fmt: skip
-    vetting = Vetting.over(data, protocol, settings)
+    vetting = Vetting(protocol, settings, read_held_out(data))
     outcomes, firsts, kept = search.results(), first.results(), []
     for question in read_train(data):
         if question.id in outcomes:

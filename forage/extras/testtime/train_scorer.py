@@ -31,7 +31,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -186,8 +186,8 @@ class Options:
     """Share of the questions to measure the model on, without learning from them; 0: none."""
     seed: int = 0
     """Seed for drawing which questions are held out."""
-    search: SearchOptions = field(default_factory=SearchOptions)
-    address: StoreAddress = field(default_factory=StoreAddress)
+    search: SearchOptions = SearchOptions()
+    address: StoreAddress = StoreAddress()
 
     def check(self) -> None:
         self.address.check()
