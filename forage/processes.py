@@ -7,10 +7,10 @@ torch is imported by the functions that need it, as options are checked without 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, get_args
 
 from forage.errors import UserError
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+P = ParamSpec("P")
 T = TypeVar("T")
 PATIENCE = timedelta(days=7)  # the others wait while one process plays, or waits for workers to play
 
@@ -137,16 +138,15 @@ def wait_for_all() -> None:
             dist.barrier()
 
 
-def broadcast(value: T) -> T:
-    """The first process's value, for all."""
-    if world() == 1:
-        return value
-    import torch
-    import torch.distributed as dist
+def first_alone(do: Callable[P, T], *args: P.args, **more: P.kwargs) -> T:
+    """What the first process does alone, such as writing files; all get what it returns."""
+    sent: list[Any] = [do(*args, **more) if is_first() else None]
+    if world() > 1:
+        import torch
+        import torch.distributed as dist
 
-    sent = [value]
-    with others_alive():
-        dist.broadcast_object_list(sent, src=0, device=torch.device("cpu"))
+        with others_alive():
+            dist.broadcast_object_list(sent, src=0, device=torch.device("cpu"))
     return sent[0]
 
 

@@ -19,7 +19,7 @@ from transformers import BitsAndBytesConfig, LlamaForCausalLM
 from forage.grpo.learner import Learner
 from forage.grpo.sharding import ShardedLearner
 from forage.policy.packing import pack, pack_trees
-from forage.processes import all_gather, join_processes
+from forage.processes import all_gather, is_first, join_processes
 from tests.factories import Sequence, tiny_model
 
 RATE = 0.01
@@ -99,7 +99,7 @@ def held(learner, sharding):
 
 
 def keep(learner, folder, found, tensors=()):
-    if learner.rank == 0:
+    if is_first():
         whole = {name: tensor.contiguous() for name, tensor in dict(tensors).items()}
         save_file(whole, folder / "tensors.safetensors")
         (folder / "found.json").write_text(json.dumps(found))

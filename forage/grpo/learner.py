@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,10 +14,7 @@ from forage.policy.adapters import publish_adapter, restore_adapter
 from forage.policy.checkpoint import load_checkpoint, save_checkpoint
 from forage.policy.logprobs import TokenScores, token_scores
 from forage.policy.packing import TokenBatch
-from forage.processes import broadcast
 
-P = ParamSpec("P")
-T = TypeVar("T")
 REFERENCE = "reference"  # name of the adapter that the KL term is measured against
 
 
@@ -38,7 +35,6 @@ class Scorer(nn.Module):
 class Learner:
     """A PEFT policy and its AdamW, in this process."""
 
-    rank, world = 0, 1
     can_start_over = True
     """Whether an epoch that ran out of memory can be tried again."""
     lowered_budget: int | None = None
@@ -114,14 +110,6 @@ class Learner:
     def sums(self, values: dict[str, Tensor]) -> dict[str, Tensor]:
         """Each value summed over all processes, or its maximum or minimum if its name ends in _max or _min."""
         return values
-
-    def broadcast(self, value: Any) -> Any:
-        """The value of the first process."""
-        return broadcast(value)
-
-    def first(self, do: Callable[P, T], *args: P.args, **more: P.kwargs) -> T:
-        """What the first process alone does, such as writing files; all get what it returns."""
-        return self.broadcast(do(*args, **more) if self.rank == 0 else None)
 
     def shard(self, items: Iterable[Any]) -> list[Any]:
         """This process's share of a step's micro-batches; all processes get the same number."""

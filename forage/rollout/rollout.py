@@ -91,7 +91,8 @@ async def play_all(
                 continue
             done, _ = await asyncio.wait(playing, timeout=poll, return_when=FIRST)
             # In the order they were begun, and what was played is written before an error ends it all.
-            for task in sorted((task for task in playing if task in done), key=failed):
+            ended = (task for task in playing if task in done)
+            for task in sorted(ended, key=lambda task: task.exception() is not None):
                 name, result = playing.pop(task), task.result()
                 if claims is None or claims.holds(name):  # else it slept so long that another one took over
                     write(name, result)
@@ -100,10 +101,6 @@ async def play_all(
         for task in ending:
             task.cancel()
         await asyncio.gather(*ending, return_exceptions=True)  # until none of them plays or writes any more
-
-
-def failed(task: asyncio.Future[Any]) -> bool:
-    return task.exception() is not None
 
 
 async def keep_fresh(claims: Claims, playing: Mapping[Any, str]) -> None:

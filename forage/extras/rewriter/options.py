@@ -34,9 +34,6 @@ class RewriteOptions:
     """Below the question, show the model the titles (first lines) of the first N documents that the question finds; 0:
     none."""
 
-    def check(self) -> None:
-        check_at_least_one(self, "query_weight")
-
 
 @dataclass(frozen=True)
 class SamplingOptions:
@@ -181,8 +178,9 @@ class Options:
 
     def check(self) -> None:
         """Fail before anything is loaded."""
-        for part in (self.query, self.sampling, self.ppo):
-            part.check()
+        self.sampling.check()
+        self.ppo.check()
+        check_at_least_one(self.query, "query_weight")
         check_at_least_one(self, "k", "save_every")
         if self.ppo.algorithm == "grpo" and self.backend == "trl":
             raise UserError("--algorithm grpo is not in TRL's loop; add --backend own")
