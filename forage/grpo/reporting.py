@@ -85,7 +85,7 @@ def flat_counts(rewards: Mapping[str, Sequence[float | None]], groups: Sequence[
     """
     rows = {name: zip(groups, values, strict=True) for name, values in rewards.items()}
     known = {name: grouped((group, value) for group, value in row if value is not None) for name, row in rows.items()}
-    return {name: sum(map(is_flat, groups.values())) for name, groups in known.items()}
+    return {name: sum(map(is_flat, of.values())) for name, of in known.items()}
 
 
 def counted(names: Iterable[str]) -> dict[str, int]:

@@ -27,7 +27,7 @@ from dataclasses import dataclass, field, fields
 from functools import cached_property, reduce
 from operator import getitem
 from pathlib import Path
-from typing import Any
+from typing import Any, NotRequired
 
 import numpy as np
 from typing_extensions import TypedDict  # pydantic can't read typing's before Python 3.12
@@ -118,8 +118,8 @@ class EpisodeFigures(TypedDict):
     well_formed: float
     """Share that searched, ended with an answer and broke no rule."""
     searches: float
-    distinct_queries: float
-    """Distinct queries over searches: 1 where no two were alike, 0 without any."""
+    distinct_queries: NotRequired[float]
+    """Distinct queries over searches: 1 where no two were alike, 0 without any. Steps of older versions lack it."""
     turns: float
     sampled_tokens: float
     """Tokens that the policy sampled."""
@@ -181,8 +181,8 @@ class StepStats:
 
     @property
     def taught(self) -> bool:
-        """Whether any episode had an advantage or a credit."""
-        return self.training.get("taught", 0.0) > 0
+        """Whether any episode had an advantage or a credit; older versions did not write how many."""
+        return self.training.get("taught", self.groups["total"] - self.groups["flat"]) > 0
 
 
 def summarised(values: Sequence[float]) -> Summary:

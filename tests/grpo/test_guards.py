@@ -1,5 +1,7 @@
 """Guards by hand-made histories."""
 
+from dataclasses import replace
+
 from forage.grpo.reporting import fault_of
 from forage.runs.stats import StepStats
 
@@ -8,8 +10,8 @@ def stats(step, well_formed=0.9, searches=1.0, **training):
     return StepStats(
         step=step, adapter=f"v{step:06d}", rewards={"overall": [0.5]}, groups={"total": 1, "flat": 0, "replaced": 0},
         episodes={"count": 1, "well_formed": well_formed, "searches": searches, "turns": 2, "sampled_tokens": 9,
-                  "tokens": 20, "distinct_queries": 1.0},
-        stops={}, faults={}, training={"taught": 1.0} | training,
+                  "tokens": 20},
+        stops={}, faults={}, training=training,
     )  # fmt: skip
 
 
@@ -51,7 +53,10 @@ def test_updates_that_make_what_they_reward_less_likely():
 
 
 def test_nothing_to_compare_for_long_is_a_fault():
-    flat = [stats(n, taught=0.0) for n in range(10)]
+    flat = [replace(stats(n), groups={"total": 2, "flat": 2, "replaced": 0}) for n in range(10)]
     assert fault_of(flat).startswith("in 10 steps, there was nothing to learn from")
     assert fault_of(flat[:9]) == ""
     assert fault_of([*flat[:9], stats(9)]) == ""
+    # Credits of words teach where rewards are equal, and masked episodes don't where rewards differ.
+    assert fault_of([*flat[:9], replace(flat[9], training={"taught": 1.0})]) == ""
+    assert fault_of([replace(stats(n), training={"taught": 0.0}) for n in range(10)])
