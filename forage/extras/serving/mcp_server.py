@@ -71,7 +71,7 @@ def serve_stdio(server: MCPServer[Any]) -> None:
 
 def http_app(server: MCPServer[Any], host: str, key: str = "") -> App:
     """Without sessions, which a search doesn't need: clients survive a restart of the server."""
-    # Of a client that left before its request was whole, MCP's server reports an error of its own.
+    # Where a client left before its request was whole, MCP's server reports an error of its own.
     logging.getLogger("mcp.server.streamable_http").addFilter(
         lambda record: not (record.exc_info and isinstance(record.exc_info[1], ClientDisconnect))
     )
