@@ -35,7 +35,7 @@ BUDGETS = {
     "forage/sft": (4_551, 3),
     "forage/store": (12_175, 10),
     "bench": (23_436, 13),
-    "tests": (218_553, 50),
+    "tests": (218_555, 50),
 }
 ROAD = {"files": 60, "functions": 570, "lines": 5_105}  # a processor without bf16 units calls some others
 OPTIONS = {"grpo_train": 60}
