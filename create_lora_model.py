@@ -9,7 +9,7 @@ with --no-quantize nothing is copied, and the base is read from where it is) and
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from forage.arguments import run_script
@@ -43,7 +43,7 @@ class Options:
     """Seed for the adapter's initial weights."""
     overwrite: bool = False
     """Replace the output folder if it exists."""
-    adapter: AdapterOptions = field(default_factory=AdapterOptions)
+    adapter: AdapterOptions = AdapterOptions()
 
     def check(self) -> None:
         """Fail before a model is loaded."""

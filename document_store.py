@@ -22,7 +22,7 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import redirect_stdout
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -57,7 +57,7 @@ class Build:
     """documents.jsonl: one JSON object per line, with id, title and text."""
     store: Path
     """Folder of the store."""
-    options: StoreOptions = field(default_factory=StoreOptions)
+    options: StoreOptions = StoreOptions()
 
 
 @dataclass
@@ -98,7 +98,7 @@ class Search:
     """Rank by embeddings (dense), by words (sparse, BM25), or by both (hybrid)."""
     retriever: str = ""
     """Your class that the folder was built with, as module:Class."""
-    fusion: Fusion = field(default_factory=Fusion)
+    fusion: Fusion = Fusion()
 
 
 @dataclass
@@ -122,7 +122,7 @@ class Serve:
     """What the store holds, for MCP clients: "Finds passages of ABOUT"."""
     retriever: str = ""
     """Your class that the folder was built with, as module:Class."""
-    fusion: Fusion = field(default_factory=Fusion)
+    fusion: Fusion = Fusion()
 
 
 def main(command: Build | Add | Delete | Search | Serve) -> None:

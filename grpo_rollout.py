@@ -67,7 +67,7 @@ class Options:
     """Options of a rollout."""
 
     rollout: RolloutOptions = field(default_factory=RolloutOptions)
-    worker: WorkerOptions = field(default_factory=WorkerOptions)
+    worker: WorkerOptions = WorkerOptions()
 
     def check(self) -> None:
         """Fail before anything is loaded."""

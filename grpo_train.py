@@ -21,7 +21,7 @@ from forage.agent.options import AGENT_FILE, write_agent
 from forage.agent.rewards import MakeRewards
 from forage.arguments import run_script
 from forage.grpo.options import PRESETS, TrainOptions
-from forage.processes import is_first, leave_processes
+from forage.processes import first_alone, is_first, leave_processes
 from grpo_rollout import get_reward_functions
 
 
@@ -52,10 +52,9 @@ def main(options: TrainOptions, make_rewards: MakeRewards = get_reward_functions
             print(f"note: {rollout.policy} has had no warm start; a small model must be shown the protocol first: "
                   f"python sft_train.py --data {rollout.data} --policy {rollout.policy}")  # fmt: skip
     with ExitStack() as opened:
-        manifest = None
         if first:
             opened.enter_context(run_folder(run_dir))
-            manifest = agree_on_run(options, settings, make_rewards)
+            agreed = agree_on_run(options, settings, make_rewards)
             (run_dir / FINISHED).unlink(missing_ok=True)  # before a model is loaded: workers end where it is
             write_policy_manifest(policy_manifest, run_dir)
             write_agent(settings, run_dir)
@@ -64,10 +63,10 @@ def main(options: TrainOptions, make_rewards: MakeRewards = get_reward_functions
         memory = options.update.memory.on_this_device(settings.max_tokens, quantized=policy_manifest.quantized)
         options = replace(options, update=replace(options.update, memory=memory))
         learner = open_learner(options, policy_manifest, start)
-        manifest = learner.broadcast(manifest)
-        with closing(open_play(options, settings, make_rewards, questions, manifest.embedder, learner)) as play:
+        manifest = first_alone(lambda: agreed)
+        with closing(open_play(options, settings, make_rewards, questions, manifest.embedder)) as play:
             train(options, settings.max_tokens, learner, play, manifest, questions)
-        learner.first((run_dir / FINISHED).touch)
+        first_alone((run_dir / FINISHED).touch)
     leave_processes()
 
 

@@ -35,7 +35,7 @@ from typing import Any
 from forage.agent.episode import Episode, Search, Turn, write_episodes
 from forage.agent.options import AgentSettings, SearchOptions, write_agent
 from forage.agent.protocol import NO_ACTION_TEXT, Call, Protocol, read_turn
-from forage.agent.rewards import MakeRewards, reward_matrix, rewards_of, scored
+from forage.agent.rewards import MakeRewards, rewarded, rewards_of
 from forage.agent.searcher import Searcher, searching
 from forage.arguments import run_script
 from forage.data.records import Question
@@ -107,12 +107,12 @@ def main(options: Options, make_rewards: MakeRewards = get_reward_functions) -> 
     for step in range(options.max_steps):
         chosen = in_rounds(questions, step, options.batch_size, options.seed)
         episodes = [episode for question in chosen for episode in play(player, question, options.num_rollouts)]
-        matrix_NR = reward_matrix(functions, episodes, [q for q in chosen for _ in range(options.num_rollouts)])
-        episodes = scored(episodes, list(functions), matrix_NR, np.nanmean(matrix_NR, axis=1))
+        episodes = rewarded(functions, episodes, [q for q in chosen for _ in range(options.num_rollouts)])
         advantages_N = advantages([e.reward for e in episodes], [e.question_id for e in episodes])
         norm = update(policy, optimizer, episodes, advantages_N, options)
         write_episodes(options.output_dir / f"episodes_{step:06d}.jsonl", episodes)
-        means = "  ".join(f"{name} {mean:.3f}" for name, mean in zip(functions, np.nanmean(matrix_NR, 0), strict=True))
+        earned = {name: [e.rewards[name] for e in episodes if name in e.rewards] for name in functions}
+        means = "  ".join(f"{name} {np.mean(values):.3f}" for name, values in earned.items())
         print(f"step {step}: {means}  gradient {norm:.3f}", flush=True)
     print(f"policy: {publish_adapter(policy, options.output_dir, options.max_steps, overwrite=True)}")
 

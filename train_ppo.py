@@ -24,7 +24,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
-from contextlib import nullcontext
+from contextlib import nullcontext, redirect_stdout
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -32,7 +32,7 @@ from forage.arguments import run_script
 from forage.errors import UserError
 from forage.extras.rewriter.options import GAIN, Options
 from forage.files import making_folder
-from forage.processes import first_alone_prints, first_process_first, is_first, join_processes, leave_processes, world
+from forage.processes import first_process_first, is_first, join_processes, leave_processes, world
 
 TOP = (
     "data", "base_model", "lora_rank", "rewrite", "mode", "reward", "max_steps", "warm_steps", "batch_size", "backend",
@@ -62,7 +62,7 @@ def main(options: Options) -> None:
     holding = (
         run_folder(options.run_dir, options, MAY_CHANGE, **origins(options, model)) if is_first() else nullcontext()
     )
-    with first_alone_prints(), holding:
+    with nullcontext() if is_first() else redirect_stdout(None), holding:
         with first_process_first():
             data = read_data(options, tokenizer)
         reward = load_reward(options.reward, data.search, options.k)

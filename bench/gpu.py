@@ -274,7 +274,7 @@ def updates(scale: Scale, learner: Learner, budget: int | None = None) -> dict[s
     shared, as in grpo_train.py."""
     episodes, options = made_episodes(scale), UpdateOptions(memory=MemoryOptions(token_budget=budget))
     figures = dict[str, float]()
-    context = UpdateContext(options, 1e-6, 1.0, share_prompts=True)
+    context = UpdateContext(options, 1.0, share_prompts=True)
     batch = prepare(episodes, options)
     first, _ = measured(lambda: update(learner, batch, context))
     seconds, peak = measured(lambda: figures.update(update(learner, batch, context)))

@@ -26,7 +26,6 @@ from bench.harness import ROOT, Bar, finish, serving
 from forage.agent.protocol import Protocol
 from forage.arguments import run_script
 from forage.engines.base import EngineOptions, Request, Sample, Sampling
-from forage.engines.choice import with_key
 from forage.engines.vllm import VLLMEngine
 from forage.grpo.options import LossOptions
 from forage.policy.adapters import newest_adapter, publish_adapter, restore_adapter
@@ -119,7 +118,7 @@ async def draw(options: Options, protocol: Protocol, adapters: Sequence[Path], u
     asked = [json.loads(line)["question"] for line in questions]
     prompts = [tuple(protocol.prompt(asked[number % len(asked)])) for number in range(options.requests)]
     found = []
-    async with VLLMEngine(with_key(EngineOptions(urls=(url,), timeout=TIMEOUT))) as engine:
+    async with VLLMEngine(EngineOptions(urls=(url,), timeout=TIMEOUT)) as engine:
         for number, adapter in enumerate(adapters):
             await engine.load_adapter(f"mismatch-{number}-{adapter.name}", adapter)
             samples = await asyncio.gather(*(

@@ -136,7 +136,7 @@ def measure(folder: Path, path: Path, way: str) -> Figures:
     policy.train()
     learner, options = Learner(policy), UpdateOptions(memory=MemoryOptions(token_budget=int(budget)))
     before, batch = peak_mib(), prepare(episodes, options)
-    context = UpdateContext(options, 1e-6, 1.0, kind == "shared")
+    context = UpdateContext(options, 1.0, kind == "shared")
     update(learner, batch, context)  # touches as much memory as the one that is timed, which takes seconds
     seconds = seconds_of(lambda: update(learner, batch, context))
     peak = torch.cuda.max_memory_allocated() / 2**20 if torch.cuda.is_available() else peak_mib() - before

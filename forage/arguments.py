@@ -28,7 +28,7 @@ from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from types import NoneType
-from typing import Any, Literal, NoReturn, TypeVar, cast, get_args, get_origin, get_type_hints
+from typing import Any, Literal, NoReturn, TypeVar, get_args, get_origin, get_type_hints
 
 from forage.errors import UserError, first_line
 from forage.machine import is_here
@@ -178,8 +178,7 @@ def _filled(options: type, values: Mapping[str, Any], default: Any) -> Any:
 
 def fixed(value: T) -> T:
     """A default that nobody changes on the command line, so it has no flag; tests and code may."""
-    chosen: Any = field(default=value, metadata={FIXED: True})
-    return cast("T", chosen)
+    return field(default=value, metadata={FIXED: True})
 
 
 def flags_of(options: type, defaults: object = MISSING) -> Iterator[Flag]:

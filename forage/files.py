@@ -266,15 +266,12 @@ def is_at(path: Path, file: TextIO) -> bool:
         return False
 
 
-def write_jsonl(path: Path, rows: Iterable[Any]) -> int:
-    """Write dataclasses or mappings atomically, one per line; return how many."""
-    count = 0
+def write_jsonl(path: Path, rows: Iterable[Any]) -> None:
+    """Write dataclasses or mappings atomically, one per line."""
     with replacing(path) as file:
         for row in rows:
             record = row if isinstance(row, Mapping) else asdict(row)
             file.write(encodable(json.dumps(record, ensure_ascii=False)) + "\n")
-            count += 1
-    return count
 
 
 def typed_lines(

@@ -12,7 +12,7 @@ import sys
 from functools import lru_cache
 from ipaddress import ip_address
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal
 from urllib.parse import urlsplit
 
 from forage.errors import UserError
@@ -21,13 +21,6 @@ if TYPE_CHECKING:
     import torch
 
 Dtype = Literal["auto", "bfloat16", "float32"]
-
-
-class Choice(NamedTuple):
-    """What a script takes where an option says auto, and why."""
-
-    name: str
-    why: str
 
 
 @lru_cache(maxsize=1)
@@ -91,20 +84,17 @@ def unseen_gpu() -> str:
     if hidden or torch.cuda.is_available():
         return ""
     driver = output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader").partition("\n")[0]
-    return why_unseen(driver, torch.version.cuda, torch.__version__) if driver else ""
-
-
-def why_unseen(driver: str, cuda: str | None, torch_version: str) -> str:
-    """Example: of ("570.86.15", "13.0", "2.13.0"), maybe that the driver is too old for CUDA 13.0."""
-    if cuda is None:
+    if not driver:
+        return ""
+    if torch.version.cuda is None:
         return (
-            f"torch {torch_version} has no CUDA; build the image with it: docker compose build (without containers: "
-            "scripts/install_torch.sh .venv/bin/python cuda)"
+            f"torch {torch.__version__} has no CUDA; build the image with it: docker compose build (without "
+            "containers: scripts/install_torch.sh .venv/bin/python cuda)"
         )
     return (
         "torch sees no GPU, though nvidia-smi lists one; torch's warning above says why, or CUDA_VISIBLE_DEVICES names "
-        f"another. If driver {driver} is too old for torch's CUDA {cuda}, update it, or install torch and vLLM built "
-        "for an older CUDA (pytorch.org; vLLM's images end in -cu129)"
+        f"another. If driver {driver} is too old for torch's CUDA {torch.version.cuda}, update it, or install torch "
+        "and vLLM built for an older CUDA (pytorch.org; vLLM's images end in -cu129)"
     )
 
 

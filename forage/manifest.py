@@ -32,7 +32,6 @@ ROOT = Path(__file__).resolve().parents[1]
 CONTENTS = operator.attrgetter("cell_contents")  # of a closure's cell
 PLAIN = (str, bytes, int, float, type(None), Path, re.Pattern)
 T = TypeVar("T")
-SECRETS = ("api_key",)  # belong in no file and no tracker
 
 
 def write_manifest(path: Path, parts: Mapping[str, Any]) -> None:
@@ -89,14 +88,8 @@ def shown(value: object) -> str:
 
 
 def plain(options: Any) -> dict[str, Any]:
-    """A dataclass of options as JSON values, without secrets, also those in addresses."""
-
-    def public(part: dict[str, Any]) -> dict[str, Any]:
-        return {name: value for name, value in part.items() if name not in SECRETS}
-
-    text = without_passwords(json.dumps(asdict(options), default=str))
-    values: dict[str, Any] = json.loads(text, object_hook=public)
-    return values
+    """A dataclass of options as JSON values, without the passwords in addresses."""
+    return json.loads(without_passwords(json.dumps(asdict(options), default=str)))
 
 
 def flat(parts: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import TypeVar
 
 import numpy as np
 from typing_extensions import TypedDict  # pydantic can't read typing's before Python 3.12
 
 from forage.text import words_of
+
+K = TypeVar("K")
+V = TypeVar("V")
 
 
 def token_f1(answer: str, reference: str) -> float:
@@ -119,6 +123,14 @@ def figure(found: Interval) -> str:
 def signed(found: Interval) -> str:
     """Example: +0.500 (+0.400 to +0.600)."""
     return f"{found['mean']:+.3f} ({found['low']:+.3f} to {found['high']:+.3f})"
+
+
+def grouped(pairs: Iterable[tuple[K, V]]) -> dict[K, list[V]]:
+    """The values by their names, in their order. Example: (a, 1), (b, 2), (a, 3) give {a: [1, 3], b: [2]}."""
+    groups: dict[K, list[V]] = {}
+    for name, value in pairs:
+        groups.setdefault(name, []).append(value)
+    return groups
 
 
 # What a paired comparison shows, in words

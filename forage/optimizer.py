@@ -1,4 +1,4 @@
-"""The optimizer: options that every training script shares, and the one step that changes weights."""
+"""The optimizer: options of memory that training scripts share, and the one step that changes weights."""
 
 from __future__ import annotations
 
@@ -6,25 +6,13 @@ import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from forage.arguments import fixed
 from forage.errors import check_at_least_one
 
 if TYPE_CHECKING:
     import torch
 
 CPU_BUDGET = 1024  # tokens of a micro-batch, where none are given and there is no GPU
-
-
-@dataclass(frozen=True)
-class OptimizerOptions:
-    """The optimizer (AdamW)."""
-
-    learning_rate: float = 5e-5
-    """Learning rate, its peak in sft_train.py. 0 there: 1e-3 for a base below a billion parameters, else 2e-4."""
-    weight_decay: float = fixed(0.0)
-    """Weight decay."""
-    max_norm: float = fixed(1.0)
-    """Clip the gradient to this norm."""
+MAX_NORM = 1.0  # gradients are clipped to this norm
 
 
 @dataclass(frozen=True)
@@ -52,15 +40,15 @@ class MemoryOptions:
         return replace(self, token_budget=self.token_budget or max(4096, longest), gradient_checkpointing=again)
 
 
-def adamw(model: Any, weight_decay: float = 0.0) -> torch.optim.Optimizer:
+def adamw(model: Any) -> torch.optim.Optimizer:
     """AdamW over what is trained of a model; `update_weights` sets the learning rate."""
     import torch
 
-    return torch.optim.AdamW([w for w in model.parameters() if w.requires_grad], weight_decay=weight_decay)
+    return torch.optim.AdamW([w for w in model.parameters() if w.requires_grad], weight_decay=0.0)
 
 
-def update_weights(optimizer: torch.optim.Optimizer, learning_rate: float, max_norm: float) -> float:
-    """Take a step with the gradients, clipped to a norm, and drop them. Returns the norm; if it is not finite, nothing
+def update_weights(optimizer: torch.optim.Optimizer, learning_rate: float) -> float:
+    """Take a step with the gradients, clipped, and drop them. Returns their norm; if it is not finite, nothing
     changes.
     """
     import torch
@@ -68,7 +56,7 @@ def update_weights(optimizer: torch.optim.Optimizer, learning_rate: float, max_n
     for group in optimizer.param_groups:
         group["lr"] = learning_rate
     weights = [weight for group in optimizer.param_groups for weight in group["params"]]
-    total: Any = torch.nn.utils.clip_grad_norm_(weights, max_norm)
+    total: Any = torch.nn.utils.clip_grad_norm_(weights, MAX_NORM)
     norm: float = (total.full_tensor() if hasattr(total, "full_tensor") else total).item()  # of FSDP2's parts
     if math.isfinite(norm):
         optimizer.step()

@@ -7,10 +7,10 @@ torch is imported by the functions that need it, as options are checked without 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stdout
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, get_args
 
 from forage.errors import UserError
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+P = ParamSpec("P")
 T = TypeVar("T")
 PATIENCE = timedelta(days=7)  # the others wait while one process plays, or waits for workers to play
 
@@ -129,10 +130,6 @@ def first_process_first() -> Iterator[None]:
         wait_for_all()
 
 
-def first_alone_prints() -> AbstractContextManager[Any]:
-    return nullcontext() if is_first() else redirect_stdout(None)
-
-
 def wait_for_all() -> None:
     if world() > 1:
         import torch.distributed as dist
@@ -141,16 +138,15 @@ def wait_for_all() -> None:
             dist.barrier()
 
 
-def broadcast(value: T) -> T:
-    """The first process's value, for all."""
-    if world() == 1:
-        return value
-    import torch
-    import torch.distributed as dist
+def first_alone(do: Callable[P, T], *args: P.args, **more: P.kwargs) -> T:
+    """What the first process does alone, such as writing files; all get what it returns."""
+    sent: list[Any] = [do(*args, **more) if is_first() else None]
+    if world() > 1:
+        import torch
+        import torch.distributed as dist
 
-    sent = [value]
-    with others_alive():
-        dist.broadcast_object_list(sent, src=0, device=torch.device("cpu"))
+        with others_alive():
+            dist.broadcast_object_list(sent, src=0, device=torch.device("cpu"))
     return sent[0]
 
 
@@ -187,8 +183,3 @@ def sum_gradients(weights: Sequence[Tensor]) -> None:
     flat = all_reduced(torch.cat([grad.flatten() for grad in grads]))
     for weight, grad in zip(weights, torch.split(flat, [weight.numel() for weight in weights]), strict=True):
         weight.grad = grad.view_as(weight).clone()
-
-
-def gathered(values: Sequence[T]) -> list[T]:
-    """The values of all processes, in the order of their shares."""
-    return [value for part in all_gather(list(values)) for value in part]

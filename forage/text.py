@@ -146,7 +146,7 @@ def typed(kind: type[T], value: Any, extra: Literal["forbid", "ignore"] = "forbi
     from pydantic import ValidationError
 
     try:
-        return _adapter(kind).validate_python(value, extra=extra)  # type: ignore[no-any-return, arg-type]
+        return _adapter(kind).validate_python(value, extra=extra)  # type: ignore[arg-type]
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         where = ".".join(map(str, first["loc"]))

@@ -19,10 +19,10 @@ from transformers import BitsAndBytesConfig, LlamaForCausalLM
 from forage.grpo.learner import Learner
 from forage.grpo.sharding import ShardedLearner
 from forage.policy.packing import pack, pack_trees
-from forage.processes import all_gather, join_processes
+from forage.processes import all_gather, is_first, join_processes
 from tests.factories import Sequence, tiny_model
 
-RATE, MAX_NORM = 0.01, 0.5
+RATE = 0.01
 TOTAL = 40
 
 
@@ -63,7 +63,7 @@ def update(learner, step):
     share = learner.shard(micro_batches(step))
     for number, batch in enumerate(share):
         learner.backward(-learner.score(batch, 1.0).logprobs_BT.sum() / TOTAL, last=number == len(share) - 1)
-    return learner.step(RATE, MAX_NORM)
+    return learner.step(RATE)
 
 
 def prompt_updates(learner, packing=pack_trees):
@@ -81,7 +81,7 @@ def prompt_updates(learner, packing=pack_trees):
         for batch in share:
             loss = -learner.score(batch, 1.0).logprobs_BT.sum() / TOTAL
             learner.backward(loss, last=batch is share[-1])
-        norms.append(learner.step(RATE, MAX_NORM))
+        norms.append(learner.step(RATE))
     return norms
 
 
@@ -99,7 +99,7 @@ def held(learner, sharding):
 
 
 def keep(learner, folder, found, tensors=()):
-    if learner.rank == 0:
+    if is_first():
         whole = {name: tensor.contiguous() for name, tensor in dict(tensors).items()}
         save_file(whole, folder / "tensors.safetensors")
         (folder / "found.json").write_text(json.dumps(found))
@@ -127,7 +127,7 @@ def put_through(sharding, offload, folder):
     drawn = torch.rand(3)
     # A gradient that is none leaves no trace.
     learner.backward(learner.score(first, 1.0).logprobs_BT.sum() * float("nan"), last=True)
-    found["bad norm"] = str(learner.step(RATE, MAX_NORM))
+    found["bad norm"] = str(learner.step(RATE))
     found["norms"].append(update(learner, 2))
     second = adapter_state(learner)
     tensors |= {f"second.{name}": weight for name, weight in second.items()}

@@ -40,7 +40,7 @@ def test_what_is_published_can_be_read_by_other_users(tmp_path):
 
 def test_broken_lines_are_raised_or_collected(tmp_path):
     path = tmp_path / "rows.jsonl"
-    assert write_jsonl(path, [{"n": 1}, {"n": 2}]) == 2
+    write_jsonl(path, [{"n": 1}, {"n": 2}])
     path.write_text(path.read_text() + "\n{broken\n" + json.dumps({"n": 3}))
     with pytest.raises(UserError, match=r"rows\.jsonl:4: not JSON .*; fix or delete that line"):
         list(json_lines(path))

@@ -49,10 +49,10 @@ def test_a_gpu_that_torch_does_not_see_is_no_machine_without_one(tmp_path, monke
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
     assert unseen_gpu() == ""
-    assert model_choice().name == PACKAGED_MODEL
+    assert model_choice()[0] == PACKAGED_MODEL
     (tmp_path / "nvidia-smi").write_text("#!/bin/sh\necho 535.183.01\n")
     (tmp_path / "nvidia-smi").chmod(0o755)
     with pytest.raises(UserError, match=f"torch.*; to train the small model on the CPU .*: {PACKAGED_MODEL}$"):
         model_choice()
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # hidden on purpose
-    assert model_choice().name == PACKAGED_MODEL
+    assert model_choice()[0] == PACKAGED_MODEL

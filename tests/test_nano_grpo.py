@@ -87,7 +87,7 @@ def test_a_step_is_the_roads(tiny, tmp_path, share_prompts):
     policies = [load_policy(read_policy_manifest(tiny / "policy")) for _ in range(2)]
     options = tiny_options(tiny, tmp_path, token_budget=80, epochs=2).update
     batch = prepare(episodes, options)
-    context = UpdateContext(options, 0.01, TEMPERATURE, share_prompts=share_prompts)
+    context = UpdateContext(options, TEMPERATURE, share_prompts=share_prompts)
     figures = update(Learner(policies[0].train()), batch, context)
     assert min(figures["clip_low_share"], figures["clip_high_share"], figures["corrected_share"]) > 0
     assert figures["micro_batches"] > 1

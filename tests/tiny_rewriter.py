@@ -33,8 +33,8 @@ def tiny_gpt2(seed=0):
 
 
 def tiny_actors(
-    actor=ActorOptions(lora_rank=0),  # noqa: B008
-    sampling=SamplingOptions(max_new_tokens=6),  # noqa: B008
+    actor=ActorOptions(lora_rank=0),
+    sampling=SamplingOptions(max_new_tokens=6),
     micro_batch=0,
     lm=tiny_lm,
 ):

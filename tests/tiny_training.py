@@ -15,7 +15,7 @@ from forage.arguments import run_script
 from forage.engines.base import EngineOptions
 from forage.grpo import reporting
 from forage.grpo.options import GuardOptions, TrainOptions, UpdateOptions
-from forage.optimizer import MemoryOptions, OptimizerOptions
+from forage.optimizer import MemoryOptions
 from forage.policy.adapters import adapter_path
 from forage.rollout.options import RolloutOptions
 from forage.runs.stats import read_stats, reproducible
@@ -39,7 +39,7 @@ def tiny_options(tiny, run_dir, **more):
         data=tiny / "data", policy=tiny / "policy", engine=EngineOptions(engine="local"), batch_size=3, num_rollouts=4,
         search=SearchOptions(mode="sparse", max_turn_tokens=12, max_turns=2),
     )  # fmt: skip
-    update = UpdateOptions(optimizer=OptimizerOptions(0.01), memory=MemoryOptions(token_budget=600))
+    update = UpdateOptions(learning_rate=0.01, memory=MemoryOptions(token_budget=600))
     guard = GuardOptions(on_collapse="warn")
     options = TrainOptions(rollout, update, guard=guard, run_dir=run_dir, max_steps=3, eval_every=2)
     return with_options(options, **more)
@@ -49,7 +49,7 @@ def tiny_sft(folder, output_dir, **more):
     """Options of a warm start of two steps; `folder` has the data and the policy."""
     options = SFTOptions(
         data=folder / "data", policy=folder / "policy", output_dir=output_dir, max_steps=2, eval_every=2, batch_size=2,
-        eval_share=0.3, search=SearchOptions(mode="sparse"), optimizer=OptimizerOptions(0.02),
+        eval_share=0.3, search=SearchOptions(mode="sparse"), learning_rate=0.02,
     )  # fmt: skip
     return with_options(options, **more)
 

@@ -21,7 +21,7 @@ from forage.agent.options import AgentSettings
 from forage.agent.protocol import NO_ACTION, NO_ACTION_TEXT, Call, Protocol, Reading, read_turn, write_call
 from forage.agent.tools import ToolError, ToolFunction
 from forage.data.records import Question
-from forage.engines.base import Engine, EngineError, Request, Sample, Sampling
+from forage.engines.base import Engine, EngineError, Request, Sampling
 from forage.errors import UserError
 from forage.store.fusion import Hit
 
@@ -174,8 +174,8 @@ class Agent:
     engine: Engine
     protocol: Protocol
     search: BatchedSearch
-    settings: AgentSettings = field(default_factory=AgentSettings)
-    sampling: Sampling = field(default_factory=Sampling)
+    settings: AgentSettings = AgentSettings()
+    sampling: Sampling = Sampling()
     observer: Observer | None = None
     tools: Mapping[str, ToolFunction] = field(default_factory=dict)
     """The functions of the settings' tools."""
@@ -280,13 +280,6 @@ class Agent:
         query = " ".join(self.protocol.harmless(episode.question.question).split())[: self.settings.max_query]
         ids = tuple(self.protocol.turn_ids(write_call(query)))
         return TurnTokens(ids, (0,) * len(ids), (0.0,) * len(ids), "stop")
-
-    async def reply(self, request: Request) -> Sample:
-        """Sample something outside of the episodes."""
-        try:
-            return await self.engine.generate(request)
-        finally:
-            self.engine.release(request.episode)
 
     def read(self, ids: Sequence[int], opening: str = "") -> Reading:
         """Read a turn: an opening that the policy was given, then the tokens it sampled."""

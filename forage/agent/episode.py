@@ -230,6 +230,12 @@ def episode_files(folder: Path) -> list[Path]:
     )
 
 
+def episodes_in(folder: Path) -> Iterator[Episode]:
+    """The episodes of all files in a folder."""
+    for path in episode_files(folder):
+        yield from read_episodes(path)
+
+
 def compress(path: Path) -> None:
     """Replace a .jsonl by a .jsonl.gz that was read back and holds the same. At no moment is neither there."""
     whole, packed = path.read_bytes(), path.with_name(f"{path.name}.gz")

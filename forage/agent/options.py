@@ -15,6 +15,7 @@ from forage.manifest import read_manifest_as, write_manifest
 from forage.store.options import Fusion, Mode
 
 AGENT_FILE = "agent.json"
+DEPTH = 100  # chunks that a search is judged by, however few are shown
 Credit = Literal["episode", "words"]  # what a token answers for (rewards.py)
 Window = Literal["start", "query"]  # shown of a passage: its beginning, or from where it answers the query best
 COUNTS = ("k", "passage_tokens", "max_turns", "max_turn_tokens", "max_tokens", "max_calls", "max_query")

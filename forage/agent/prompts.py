@@ -50,17 +50,21 @@ def with_titles(question: str, titles: Sequence[str]) -> str:
     return "\n".join(filter(None, [question, "; ".join(titles)]))
 
 
+def chat_of(system: str, user: str) -> list[dict[str, str]]:
+    """The messages that open a chat."""
+    return [{"role": "system", "content": system}, {"role": "user", "content": user}]
+
+
 def prompt_tokens(tokenizer: Any, instruction: str, query: str) -> list[int]:
     """A prompt in the model's chat template, or without one, a plain text for the model to continue."""
     query = control_tokens(tokenizer).broken(encodable(query))  # a query must not end its own turn
     if not tokenizer.chat_template:
         text = f"{instruction}\n\nQuestion: {query}\nSearch query:"
-        return list(tokenizer(text)["input_ids"])
-    system, user = ({"role": role, "content": text} for role, text in (("system", instruction), ("user", query)))
-    text = rendered(tokenizer, [system, user])
+        return tokenizer(text)["input_ids"]
+    text = rendered(tokenizer, chat_of(instruction, query))
     if instruction not in text:  # some templates refuse a system turn, or drop it
-        text = rendered(tokenizer, [user | {"content": f"{instruction}\n\n{query}"}])
-    return list(tokenizer(text, add_special_tokens=False)["input_ids"])
+        text = rendered(tokenizer, [{"role": "user", "content": f"{instruction}\n\n{query}"}])
+    return tokenizer(text, add_special_tokens=False)["input_ids"]
 
 
 def rendered(tokenizer: Any, messages: Sequence[Mapping[str, str]], **more: Any) -> str:

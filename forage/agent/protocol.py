@@ -20,7 +20,7 @@ from functools import cached_property
 from typing import Any
 
 from forage.agent.options import AgentSettings
-from forage.agent.prompts import RULE, TASK, control_tokens, rendered, worded
+from forage.agent.prompts import RULE, TASK, chat_of, control_tokens, rendered, worded
 from forage.agent.tools import SEARCH, Spec, example_call, fits, shape
 from forage.errors import UserError
 from forage.store.fusion import Hit
@@ -231,19 +231,18 @@ class Protocol:
     def opening(self, question: str) -> list[dict[str, str]]:
         """The messages with which a conversation begins. Where a template has no system turn, the question says it."""
         if self.has_system_turn:
-            return [{"role": "system", "content": self.system_prompt}, {"role": "user", "content": question}]
+            return chat_of(self.system_prompt, question)
         return [{"role": "user", "content": f"{self.system_prompt}\n\n{question}"}]
 
     @cached_property
     def has_system_turn(self) -> bool:
-        messages = [{"role": "system", "content": self.system_prompt}, {"role": "user", "content": QUESTION_SLOT}]
+        messages = chat_of(self.system_prompt, QUESTION_SLOT)
         return self.describes_tools or self.system_prompt in rendered(self.tokenizer, messages)
 
     @cached_property
     def describes_tools(self) -> bool:
         """Whether the template describes tools with Hermes calls; others, such as Llama 3's, have another format."""
-        messages = [{"role": "system", "content": self._instruction}, {"role": "user", "content": QUESTION_SLOT}]
-        own = rendered(self.tokenizer, messages, tools=self.described_tools)
+        own = rendered(self.tokenizer, chat_of(self._instruction, QUESTION_SLOT), tools=self.described_tools)
         return bool(HERMES.search(own)) and self.described_tools[0]["function"]["description"] in own
 
     @property
@@ -362,9 +361,7 @@ class Protocol:
         return not self.turn_tokens.isdisjoint(inside)
 
     def _decode(self, ids: Sequence[int]) -> str:
-        text: str = self.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
-        return text
+        return self.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
 
     def encode(self, text: str) -> list[int]:
-        ids: list[int] = self.tokenizer(text, add_special_tokens=False)["input_ids"]
-        return ids
+        return self.tokenizer(text, add_special_tokens=False)["input_ids"]

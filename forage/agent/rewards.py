@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from forage.agent.episode import Episode, Search
-from forage.agent.options import weights_named
+from forage.agent.options import DEPTH, weights_named
 from forage.agent.protocol import CALL, RESPONSE
 from forage.agent.tools import SEARCH
 from forage.arguments import imported
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from forage.agent.searcher import AnswerRank, Searcher
     from forage.store.embedder import Embedder
 
-DEPTH = 100  # chunks that a search is judged by
 TELLING = 5  # words of a reference that get_telling_words wants: as many as a short answer can say
 # In a tool's response: the number before a passage, and what no passage says.
 UNFOUND = re.compile(r"^(\[\d+\] |nothing found$|error: .*)", re.MULTILINE)
@@ -80,7 +79,7 @@ def get_best_search(episodes: Sequence[Episode], questions: Sequence[Question], 
     Example, searched for 100 chunks: the first search finds nothing, the second what answers at rank 10: .5, where
     get_mrr counts the chunks shown before.
     """
-    return _best(episodes, questions, searcher, lambda _, place: rank_score(place.rank, DEPTH))
+    return _best(episodes, questions, searcher, lambda _, place: rank_score(place.rank))
 
 
 def get_search_gain(episodes: Sequence[Episode], questions: Sequence[Question], searcher: Searcher) -> list[float]:
@@ -93,11 +92,11 @@ def get_search_gain(episodes: Sequence[Episode], questions: Sequence[Question], 
     """
 
     def score(before: int, place: AnswerRank) -> float:
-        return rank_score(place.rank and place.rank + before * searcher.settings.k, DEPTH)
+        return rank_score(place.rank and place.rank + before * searcher.settings.k)
 
     scores = _best(episodes, questions, searcher, score)
-    own = searcher.own_places(questions, DEPTH)
-    return [(1 + score - rank_score(raw.rank, DEPTH)) / 2 for score, raw in zip(scores, own, strict=True)]
+    own = searcher.own_places(questions)
+    return [(1 + score - rank_score(raw.rank)) / 2 for score, raw in zip(scores, own, strict=True)]
 
 
 def get_search_margin(episodes: Sequence[Episode], questions: Sequence[Question], searcher: Searcher) -> list[float]:
@@ -123,16 +122,16 @@ def _best(
         for before, search in enumerate(episode.read_searches)
     ]
     asked = [questions[number] for number, _, _ in searches]
-    found = searcher.places(asked, [query for _, _, query in searches], DEPTH)
+    found = searcher.places(asked, [query for _, _, query in searches])
     scores = [0.0] * len(episodes)
     for (number, before, _), place in zip(searches, found, strict=True):
         scores[number] = max(scores[number], score(before, place))
     return scores
 
 
-def rank_score(rank: int | None, depth: int) -> float:
-    """From 1 at rank 1 to 0 at `depth`, on a log scale. Example, depth 100: rank 10 gives .5; not found gives 0."""
-    return 0.0 if rank is None or rank > depth else 1 - math.log(rank) / math.log(depth)
+def rank_score(rank: int | None) -> float:
+    """From 1 at rank 1 to 0 at DEPTH, on a log scale. Example: rank 10 gives .5; not found gives 0."""
+    return 0.0 if rank is None or rank > DEPTH else 1 - math.log(rank) / math.log(DEPTH)
 
 
 def get_answer_similarity(
@@ -373,16 +372,19 @@ def first_component(rewards_NR: Floats) -> Floats:
     return loadings
 
 
-def scored(episodes: Sequence[Episode], names: Sequence[str], rewards_NR: Floats, combined_N: Floats) -> list[Episode]:
-    """The episodes with their combined reward and, by name, those rewards that exist."""
-    return [
-        replace(
-            episode,
-            rewards={name: float(value) for name, value in zip(names, row, strict=True) if not np.isnan(value)},
-            reward=float(total),
-        )
-        for episode, row, total in zip(episodes, rewards_NR, combined_N, strict=True)
+def rewarded(
+    functions: Mapping[str, RewardFunction], episodes: Sequence[Episode], questions: Sequence[Question],
+    weights_R: Sequence[float] | None = None,
+) -> list[Episode]:  # fmt: skip
+    """The episodes with those rewards that exist, by name, and with their weighted mean."""
+    rewards_NR = reward_matrix(functions, episodes, questions)
+    means_N = combine_rewards(rewards_NR, "uniform", weights_R)
+    rows = [
+        {name: value for name, value in zip(functions, row, strict=True) if not math.isnan(value)}
+        for row in rewards_NR.tolist()
     ]
+    triples = zip(episodes, rows, means_N.tolist(), strict=True)
+    return [replace(episode, rewards=row, reward=mean) for episode, row, mean in triples]
 
 
 def _deviations(values_NR: Floats) -> Floats:
@@ -435,7 +437,7 @@ def credited(
 ) -> list[Episode]:
     """A question's episodes with `credits`: what the search would lose without the word that a token says.
 
-    Example: "gout signs" ranks what answers first (1, with depth 100), "gout" tenth (.5) and "signs" not at all (0):
+    Example: "gout signs" ranks what answers first (1), "gout" tenth (.5) and "signs" not at all (0):
     the tokens of "gout" have a credit of 1 and those of "signs" one of .5 (here without margins, which count as much as
     ranks). `cost` is subtracted from each word's credit. A word that is said again has no credit but its cost: the
     search would weigh it more, and a policy that learns to repeat itself does not end when it takes the likeliest word.
@@ -449,7 +451,7 @@ def credited(
         for search, again in counted(episode.read_searches)
     ]
     asked = [text for _, words, query in said for text in (query, *without_each(words))]
-    places = iter(searcher.places([question] * len(asked), asked, DEPTH))
+    places = iter(searcher.places([question] * len(asked), asked))
     credits = [[0.0] * len(episode.ids) if episode.searches else [] for episode in episodes]
     for number, words, _ in said:
         whole = value(next(places))
@@ -462,7 +464,7 @@ def credited(
 
 def value(place: AnswerRank) -> float:
     """From 0 to 1: the mean of rank and margin, as get_search_gain and get_search_margin measure them."""
-    return (rank_score(place.rank, DEPTH) + place.margin) / 2
+    return (rank_score(place.rank) + place.margin) / 2
 
 
 def without_each(words: Sequence[Word]) -> Iterator[str]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from forage.agent.agent import SearchMany, searched_for
-from forage.agent.options import AgentSettings
+from forage.agent.options import DEPTH, AgentSettings
 from forage.data.records import Question
 from forage.errors import UserError
 from forage.store.bm25 import Tokenizer
@@ -93,7 +93,7 @@ class Searcher:
 
     open_store: Callable[[], Store]
     settings: AgentSettings
-    _own: dict[tuple[str, int], AnswerRank] = field(default_factory=dict)
+    _own: dict[str, AnswerRank] = field(default_factory=dict)
 
     @cached_property
     def store(self) -> Store:
@@ -114,25 +114,25 @@ class Searcher:
         size, counts = self._counts
         return math.log((1 + size) / (1 + counts[word]))
 
-    def places(self, questions: Sequence[Question], queries: Sequence[str], depth: int) -> list[AnswerRank]:
-        """What each of the policy's queries finds for its question, searched for `depth` chunks."""
+    def places(self, questions: Sequence[Question], queries: Sequence[str]) -> list[AnswerRank]:
+        """What each of the policy's queries finds for its question, searched for DEPTH chunks."""
         texts = [
             searched_for(question, query, self.settings.question_weight)
             for question, query in zip(questions, queries, strict=True)
         ]
-        return self._search(questions, texts, depth)
+        return self._search(questions, texts)
 
-    def own_places(self, questions: Sequence[Question], depth: int) -> list[AnswerRank]:
+    def own_places(self, questions: Sequence[Question]) -> list[AnswerRank]:
         """The same where the question itself is searched for, which is remembered."""
-        new = {question.id: question for question in questions if (question.id, depth) not in self._own}
-        found = self._search(list(new.values()), [question.question for question in new.values()], depth)
-        self._own |= {(name, depth): place for name, place in zip(new, found, strict=True)}
-        return [self._own[question.id, depth] for question in questions]
+        new = {question.id: question for question in questions if question.id not in self._own}
+        found = self._search(list(new.values()), [question.question for question in new.values()])
+        self._own |= zip(new, found, strict=True)
+        return [self._own[question.id] for question in questions]
 
-    def _search(self, questions: Sequence[Question], texts: Sequence[str], depth: int) -> list[AnswerRank]:
+    def _search(self, questions: Sequence[Question], texts: Sequence[str]) -> list[AnswerRank]:
         if not texts:
             return []
-        found = self.store.search(texts, depth, self.settings.mode, fusion=self.settings.fusion)
+        found = self.store.search(texts, DEPTH, self.settings.mode, fusion=self.settings.fusion)
         return [answer_rank(question, hits) for question, hits in zip(questions, found, strict=True)]
 
 

@@ -42,8 +42,7 @@ class ToolError(Exception):
 
 def own_tools() -> dict[str, ToolFunction]:
     """The tools of `get_tools`, by name."""
-    tools: dict[str, ToolFunction] = importlib.import_module(SCRIPT).get_tools()
-    return tools
+    return importlib.import_module(SCRIPT).get_tools()
 
 
 def own_agent() -> Any:

@@ -17,7 +17,6 @@ from forage.agent.options import AGENT_FILE, AgentSettings, difference, read_age
 from forage.agent.protocol import Protocol
 from forage.data.records import Question
 from forage.data.relevance import question_key
-from forage.data.splits import read_held_out
 from forage.errors import UserError, flag
 
 
@@ -28,11 +27,6 @@ class Vetting:
     protocol: Protocol
     settings: AgentSettings
     held_out: Sequence[Question]
-
-    @classmethod
-    def over(cls, data: Path, protocol: Protocol, settings: AgentSettings) -> Vetting:
-        """With the held-out questions of a data folder."""
-        return cls(protocol, settings, read_held_out(data))
 
     def read(self, path: Path) -> list[Episode]:
         """The episodes of a file that are fit to learn from; prints how many are not, and why."""

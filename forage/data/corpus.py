@@ -65,7 +65,7 @@ def load_corpus(options: DatasetOptions) -> Corpus:
     rows, lacking = to_rows(read_records(source, options.cache_dir), options.columns, source=source)
     pages: dict[str, PageRecord] = {}
     if options.scrape:
-        served: AbstractContextManager[dict[str, str]] = sample_sites() if sample else nullcontext({})
+        served: AbstractContextManager[dict[str, tuple[str, int]]] = sample_sites() if sample else nullcontext({})
         urls = list(dict.fromkeys(row.url for row in rows if row.url))
         with served as sites, Counting("pages", len(urls)) as bar:
             # The sample's own server needs no politeness.
@@ -98,8 +98,8 @@ def manifest_rows(corpus: Corpus) -> Iterator[dict[str, object]]:
 
 
 @contextmanager
-def sample_sites() -> Iterator[dict[str, str]]:
-    """Serve the sample's hosts on the loopback address; yield host -> address:port, for ScrapeOptions.resolve."""
+def sample_sites() -> Iterator[dict[str, tuple[str, int]]]:
+    """Serve the sample's hosts on the loopback address; yield host -> (address, port), for ScrapeOptions.resolve."""
     if not QUESTIONS.is_file():
         raise UserError(f"{QUESTIONS} is missing; the sample data set comes with the repository: check it out again")
     hosts = sorted(folder.name for folder in PAGES.iterdir() if folder.is_dir())
@@ -107,7 +107,7 @@ def sample_sites() -> Iterator[dict[str, str]]:
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     try:
-        yield dict.fromkeys(hosts, f"127.0.0.1:{server.server_port}")
+        yield dict.fromkeys(hosts, ("127.0.0.1", server.server_port))
     finally:
         server.shutdown()
         server.server_close()

@@ -11,6 +11,7 @@ from forage.data.qa_rows import QARow
 from forage.data.records import Document, clean
 from forage.data.relevance import shared_share, trigrams
 from forage.data.scraping.page_text import Page
+from forage.metrics import grouped
 from forage.text import composed, words_of
 
 # An answer is on a page if at least this share of its word triples is; pages change after a data set is made.
@@ -35,10 +36,7 @@ class Library:
 def assemble(rows: Sequence[QARow], pages: Mapping[str, Document]) -> Library:
     """One document per URL (per row, if it has none); equal texts are kept once."""
     library, kept, taken = Library(doc_of_row=[""] * len(rows)), dict[str, Document](), set[str]()
-    numbers_of: dict[str, list[int]] = {}
-    for number, row in enumerate(rows):
-        numbers_of.setdefault(row.url or f"row:{row.id}", []).append(number)
-    for place, numbers in numbers_of.items():
+    for place, numbers in grouped((row.url or f"row:{row.id}", number) for number, row in enumerate(rows)).items():
         place_rows = [rows[number] for number in numbers]
         document, missing = _document(place_rows, pages.get(place))
         doc_id, source = "", "nothing"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from forage.data.scraping.options import ScrapeOptions
@@ -44,5 +44,5 @@ class DatasetOptions:
     keep_recurring: bool = False
     """Keep paragraphs that recur on at least half of a site's pages (with --documents: of a folder's .html files). Off:
     drop them as boilerplate."""
-    columns: Columns = field(default_factory=Columns)
-    scraping: ScrapeOptions = field(default_factory=ScrapeOptions)
+    columns: Columns = Columns()
+    scraping: ScrapeOptions = ScrapeOptions()

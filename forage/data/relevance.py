@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from forage.data.chunking import Chunk
 from forage.data.qa_rows import QARow
 from forage.data.records import Question, clean
+from forage.metrics import grouped
 from forage.progress import counted
 from forage.text import words_of
 
@@ -69,19 +70,13 @@ def make_questions(
 
 
 def by_document(chunks: Iterable[Chunk]) -> dict[str, list[Chunk]]:
-    chunks_of: dict[str, list[Chunk]] = {}
-    for chunk in chunks:
-        chunks_of.setdefault(chunk.doc_id, []).append(chunk)
-    return chunks_of
+    return grouped((chunk.doc_id, chunk) for chunk in chunks)
 
 
 def merged(placed: Iterable[Placed]) -> list[Question]:
     """One question of the rows that ask the same: what answers any of them answers it; the rest is the first row's."""
-    answered: dict[str, list[Placed]] = {}
-    for row, doc_id, relevant in placed:
-        answered.setdefault(question_key(row.question), []).append((row, doc_id, relevant))
     questions = []
-    for same in answered.values():
+    for same in grouped((question_key(each[0].question), each) for each in placed).values():
         first = same[0][0]
         docs = tuple(dict.fromkeys(doc_id for _, doc_id, _ in same))
         found = tuple(dict.fromkeys(chunk_id for _, _, relevant in same for chunk_id in relevant))
@@ -161,6 +156,4 @@ def _groups(questions: Sequence[Question]) -> dict[str, str]:
 
 
 def _why_unused(row: QARow) -> str:
-    if not row.question:
-        return "no question"
-    return "no answer" if not row.answer else "answer in no document"
+    return "no question" if not row.question else "no answer" if not row.answer else "answer in no document"

@@ -17,8 +17,7 @@ Splits = Mapping[str, Mapping[str, Question]]  # by split, train or eval, and id
 
 def read_splits(data: Path) -> Splits:
     """The questions of both splits that some chunk answers; nothing is held out where there is no eval.jsonl."""
-    held_out = read_held_out(data)
-    split = {"train": refuse_shared(data, held_out), "eval": held_out}
+    split = {"train": read_train(data), "eval": read_held_out(data)}
     questions = {name: {q.id: q for q in of if q.relevant_chunk_ids} for name, of in split.items()}
     if not questions["train"]:
         raise UserError(f"{data}/train.jsonl has no question that a chunk of the store answers; make the data again")
@@ -37,14 +36,10 @@ def draw_questions(data: Path, count: int, seed: int) -> list[Question]:
 
 
 def read_train(data: Path) -> list[Question]:
-    """All questions of train.jsonl; refuses a folder that holds one of them out, by its id or its words."""
-    return refuse_shared(data, read_held_out(data))
-
-
-def refuse_shared(data: Path, held_out: Sequence[Question]) -> list[Question]:
-    """All questions of train.jsonl, none of which may be held out: it would be evaluated on what it learnt."""
+    """All questions of train.jsonl; refuses a folder that holds one of them out, by its id or its words: a policy would
+    be evaluated on what it learnt."""
     train = read_questions(data / "train.jsonl")
-    if both := shared(train, held_out):
+    if both := shared(train, read_held_out(data)):
         raise UserError(
             f"{data}: {len(both)} questions of train.jsonl are in eval.jsonl too, such as {both[0].id} "
             f"({both[0].question[:80]!r}); make the data again with data_prep.py, or delete those lines of train.jsonl"

@@ -38,7 +38,7 @@ class Request:
     stop_ids: tuple[int, ...]
     """Sampling one of these ends the sample, which includes it."""
     seed: int = 0
-    sampling: Sampling = field(default_factory=Sampling)
+    sampling: Sampling = Sampling()
     episode: str = ""
     """Requests of the same episode go to where its earlier tokens are cached."""
     adapter: str = ""
@@ -114,9 +114,8 @@ class EngineOptions:
     """Sample from vLLM servers (vllm) or in this process (local). auto: from the servers if one answers, else in this
     process. module:name: by a subclass of forage.engines.base.Engine."""
     urls: Annotated[tuple[str, ...], TRUST] = ("http://127.0.0.1:8100",)
-    """Addresses of the vLLM servers. All episodes of a question go to the same one."""
-    api_key: str = fixed("")
-    """The servers' API key, from the environment's VLLM_API_KEY."""
+    """Addresses of the vLLM servers. All episodes of a question go to the same one. Their key is read from
+    VLLM_API_KEY."""
     patience: float = fixed(300.0)
     """Seconds to keep retrying while no server answers, before the script stops."""
     timeout: float = fixed(300.0)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -22,16 +21,11 @@ ENGINES = {"vllm": "forage.engines.vllm:VLLMEngine", "local": "forage.engines.lo
 async def open_engine(options: EngineOptions, job: Job) -> AsyncIterator[Engine]:
     """The engine that --engine names."""
     check_length(job.manifest, job.tokens)
-    options = settled(with_key(options))
+    options = settled(options)
     name = ENGINES.get(options.engine, options.engine)
     kind = imported_class("--engine", name, Engine, "forage.engines.base.Engine")
     async with kind.open(options, job) as engine:
         yield engine
-
-
-def with_key(options: EngineOptions) -> EngineOptions:
-    """The options with the servers' API key, which may be in the environment."""
-    return options if options.api_key else replace(options, api_key=os.environ.get("VLLM_API_KEY", ""))
 
 
 def settled(options: EngineOptions) -> EngineOptions:

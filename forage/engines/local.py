@@ -507,10 +507,9 @@ class LocalEngine(Engine):
     def _forward(self, ids: Tensor, positions: Tensor, view: Prefills | Decode) -> Tensor:
         self._cache.view = view
         decoder, _ = decoder_and_head(self.model)
-        hidden: Tensor = decoder(
+        return decoder(
             input_ids=ids, position_ids=positions, past_key_values=self._cache, use_cache=True, view=view
         ).last_hidden_state
-        return hidden
 
     def _sample(self, guessed: Sequence[tuple[Active, Sequence[int]]], hidden_RD: Tensor) -> None:
         """Sample each request's next token with its own random numbers, so that it doesn't depend on the others; and
@@ -667,5 +666,4 @@ def row_norms(layer: Any, change_DO: Tensor, transposed: bool) -> Tensor:
     from peft.utils.integrations import dequantize_module_weight
 
     weight: Tensor = dequantize_module_weight(layer).float()
-    lengths_O: Tensor = torch.linalg.norm((weight if transposed else weight.T) + change_DO, dim=0)
-    return lengths_O
+    return torch.linalg.norm((weight if transposed else weight.T) + change_DO, dim=0)

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
+import os
 import random
 import time
 import zlib
@@ -65,7 +66,8 @@ class VLLMEngine(Engine):
         self._served: dict[str, Served] = {}
         self._plain: dict[httpx.AsyncClient, Sample] = {}  # what each server's base answers to COMPARED
         self._laid_down: set[httpx.AsyncClient] = set()  # servers that sleep by this engine's word
-        headers = {"Authorization": f"Bearer {options.api_key}"} if options.api_key else {}
+        key = os.environ.get("VLLM_API_KEY")
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
         more: dict[str, Any] = {"headers": headers, "timeout": options.timeout, "limits": limits}
         try:
@@ -258,7 +260,10 @@ class VLLMEngine(Engine):
                 f"{client.base_url} does not say if it has sleep mode; is its version supported?"
             ) from error
         if not on:
-            raise without_sleep_mode(client)
+            raise UserError(
+                f"{client.base_url} has no sleep mode; start it with --enable-sleep-mode and VLLM_SERVER_DEV_MODE=1, "
+                "on a private network only, as that opens other routes too, or leave out --vllm-sleep"
+            )
 
     async def _sleep(self, client: httpx.AsyncClient) -> None:
         if client not in self._laid_down and await self._asleep(client):
@@ -369,13 +374,6 @@ def login_of(url: str) -> tuple[str, str] | None:
 def address(url: httpx.URL) -> str:
     """Host, port and path. Example: http://gpu1:8100/ gives gpu1:8100."""
     return f"{url.netloc.decode()}{url.path}".rstrip("/")
-
-
-def without_sleep_mode(client: httpx.AsyncClient) -> UserError:
-    return UserError(
-        f"{client.base_url} has no sleep mode; start it with --enable-sleep-mode and VLLM_SERVER_DEV_MODE=1, on a "
-        "private network only, as that opens other routes too, or leave out --vllm-sleep"
-    )
 
 
 def waking(client: httpx.AsyncClient) -> str:

@@ -54,7 +54,10 @@ async def ask(agent: Agent, name: str, instruction: str, text: str, tokens: int,
     protocol = agent.protocol
     ids = tuple(prompt_tokens(protocol.tokenizer, instruction, protocol.harmless(text)))
     request = Request(ids, tokens, protocol.stop_ids, turn_seed(seed, name, 0), agent.sampling, name)
-    sampled = await agent.reply(request)
+    try:
+        sampled = await agent.engine.generate(request)
+    finally:
+        agent.engine.release(name)
     return Aside(protocol.harmless(protocol.text(sampled.ids)), len(sampled.ids), len(ids))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -52,10 +52,10 @@ class EvaluationOptions:
     """Take the questions from eval.jsonl or from train.jsonl."""
     cutoffs: tuple[int, ...] = (3, 10)
     """Values of k for MRR@k, recall@k and nDCG@k."""
-    engine: EngineOptions = field(default_factory=EngineOptions)
-    search: SearchOptions = field(default_factory=SearchOptions)
-    address: StoreAddress = field(default_factory=StoreAddress)
-    sampling: Sampling = field(default_factory=lambda: Sampling(temperature=0.7))
+    engine: EngineOptions = EngineOptions()
+    search: SearchOptions = SearchOptions()
+    address: StoreAddress = StoreAddress()
+    sampling: Sampling = Sampling(temperature=0.7)
     concurrency: int = 16
     """Questions played at once. With --engine local also the number of sequences sampled in one batch."""
     scorer: Path | None = None

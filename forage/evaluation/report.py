@@ -45,7 +45,7 @@ from forage.evaluation.player import log_of
 from forage.evaluation.setting import Setting
 from forage.files import replacing, write_jsonl
 from forage.manifest import code_of, made_of, plain, write_manifest
-from forage.metrics import Interval, clear, figure, signed, verdict
+from forage.metrics import Interval, clear, figure, grouped, signed, verdict
 from forage.text import one_line, printable, say
 
 WIDTH = 100  # of what is printed
@@ -70,11 +70,11 @@ class Table:
         return "\n".join([f"## {html.escape(one_line(self.title))}", "", *lines, "", html.escape(self.below)]).rstrip()
 
 
-def print_table(table: Table, console: Console | None = None) -> None:
+def print_table(table: Table) -> None:
     """In as many parts as it takes for each to fit into the width."""
     longest = max(len(name) for name, _ in table.rows)
     step = max(1, (WIDTH - longest - 4) // CELL)
-    console = console or Console(width=max(WIDTH, longest + 40))
+    console = Console(width=max(WIDTH, longest + 40))
     for start in range(0, len(table.columns), step):
         part = RichTable("", *map(one_line, table.columns[start : start + step]))
         part.title = Text(printable(table.title)) if not start else None
@@ -114,9 +114,9 @@ def columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
 
     Example: {"mrr": "mrr, mrr@3", "recall@3": "recall@3", "recall@10": "recall@10"}.
     """
-    alike: dict[str, list[str]] = {}
-    for name in score_names(rows):
-        alike.setdefault(f"{name.partition('@')[0]} {[row['metrics'][name] for row in rows]}", []).append(name)
+    alike = grouped(
+        (f"{name.partition('@')[0]} {[row['metrics'][name] for row in rows]}", name) for name in score_names(rows)
+    )
     return {names[0]: ", ".join(names) for names in alike.values()}
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,10 +14,7 @@ from forage.policy.adapters import publish_adapter, restore_adapter
 from forage.policy.checkpoint import load_checkpoint, save_checkpoint
 from forage.policy.logprobs import TokenScores, token_scores
 from forage.policy.packing import TokenBatch
-from forage.processes import broadcast
 
-P = ParamSpec("P")
-T = TypeVar("T")
 REFERENCE = "reference"  # name of the adapter that the KL term is measured against
 
 
@@ -38,21 +35,19 @@ class Scorer(nn.Module):
 class Learner:
     """A PEFT policy and its AdamW, in this process."""
 
-    rank, world = 0, 1
     can_start_over = True
     """Whether an epoch that ran out of memory can be tried again."""
     lowered_budget: int | None = None
     """Most tokens of a micro-batch, once memory has run out with more; kept for the rest of this process."""
 
-    def __init__(self, policy: Any, weight_decay: float = 0.0) -> None:
+    def __init__(self, policy: Any) -> None:
         self.policy, self.scorer = policy, Scorer(policy)
-        self.optimizer = adamw(policy, weight_decay)
+        self.optimizer = adamw(policy)
         self.device = next(policy.parameters()).device
 
     def score(self, batch: TokenBatch, temperature: float) -> TokenScores:
         """Log-probabilities by the current policy, with a gradient unless torch.no_grad is on."""
-        scores: TokenScores = self.scorer(batch.to(self.device), temperature)
-        return scores
+        return self.scorer(batch.to(self.device), temperature)
 
     def reference(self, batch: TokenBatch, temperature: float) -> Tensor:
         """Log-probabilities by the policy that training began with, without dropout."""
@@ -83,9 +78,9 @@ class Learner:
         del last  # tells a sharded learner when to communicate
         loss.backward()  # type: ignore[no-untyped-call]
 
-    def step(self, learning_rate: float, max_norm: float) -> float:
-        """Update with the gradients, clipped to a norm. Returns the norm; if it is not finite, nothing changes."""
-        return update_weights(self.optimizer, learning_rate, max_norm)
+    def step(self, learning_rate: float) -> float:
+        """Update with the gradients, clipped. Returns their norm; if it is not finite, nothing changes."""
+        return update_weights(self.optimizer, learning_rate)
 
     def synchronize(self) -> None:
         """Wait until a GPU has done what it was given to do."""
@@ -115,15 +110,6 @@ class Learner:
     def sums(self, values: dict[str, Tensor]) -> dict[str, Tensor]:
         """Each value summed over all processes, or its maximum or minimum if its name ends in _max or _min."""
         return values
-
-    def broadcast(self, value: Any) -> Any:
-        """The value of the first process."""
-        return broadcast(value)
-
-    def first(self, do: Callable[P, T], *args: P.args, **more: P.kwargs) -> T:
-        """What the first process alone does, such as writing files; all get what it returns."""
-        done: T = self.broadcast(do(*args, **more) if self.rank == 0 else None)
-        return done
 
     def shard(self, items: Iterable[Any]) -> list[Any]:
         """This process's share of a step's micro-batches; all processes get the same number."""

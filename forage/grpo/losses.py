@@ -93,13 +93,14 @@ def advantages(rewards_N: Numbers, groups_N: Collection[Hashable], method: str =
     A group whose rewards are all equal, such as a group of one, gives exactly 0, whatever rounding does to its mean.
     """
     rewards_N = torch.as_tensor(rewards_N, dtype=torch.float64)
-    group_N, _, flat_G = _by_group(rewards_N, groups_N)
-    groups = Groups(group_N, _sum_by(torch.ones_like(rewards_N), group_N, len(flat_G)))
+    group_N, equal_G = _by_group(rewards_N, groups_N)
+    groups = Groups(group_N, _sum_by(torch.ones_like(rewards_N), group_N, len(equal_G)))
     differences_N = rewards_N - groups.means(rewards_N)
-    advantages_N = torch.as_tensor(advantage_named(method)(torch.where(flat_G[group_N], 0.0, differences_N), groups))
+    differences_N = torch.where(equal_G[group_N], 0.0, differences_N)
+    advantages_N = torch.as_tensor(advantage_named(method)(differences_N, groups))
     if advantages_N.shape != differences_N.shape:
         raise UserError(f"--advantage {method} must return a number for each of the {len(differences_N)} episodes")
-    return torch.where(flat_G[group_N], 0.0, advantages_N)
+    return torch.where(equal_G[group_N], 0.0, advantages_N)
 
 
 class Groups(NamedTuple):
@@ -144,7 +145,7 @@ def first_best(differences_N: Tensor, groups: Groups) -> Tensor:
     return chosen_N
 
 
-# Each turns the episodes' rewards minus their group's mean into advantages. What it makes of a flat group isn't used.
+# Each turns the episodes' rewards minus their group's mean into advantages; what it makes of equal ones isn't used.
 Advantage = Callable[[Tensor, Groups], Tensor]
 ADVANTAGES: dict[str, Advantage] = {  # --advantage lists them in options.py
     "grpo": by_deviation,
@@ -157,14 +158,7 @@ ADVANTAGES: dict[str, Advantage] = {  # --advantage lists them in options.py
 
 def advantage_named(name: str) -> Advantage:
     """One of ADVANTAGES, or the function that module:name names."""
-    advantage: Advantage = ADVANTAGES.get(name) or imported("--advantage", name)
-    return advantage
-
-
-def flat_groups(rewards_N: Numbers, groups_N: Collection[Hashable]) -> set[Hashable]:
-    """Groups whose rewards are all equal. Example: rewards 1, 1, 0, 1 in groups a, a, b, b give {a}."""
-    _, names_G, flat_G = _by_group(torch.as_tensor(rewards_N, dtype=torch.float64), groups_N)
-    return {name for name, flat in zip(names_G, flat_G.tolist(), strict=True) if flat}
+    return ADVANTAGES.get(name) or imported("--advantage", name)
 
 
 def widest(rewards_N: Numbers, groups_N: Collection[Hashable], most: int) -> Tensor:
@@ -174,9 +168,9 @@ def widest(rewards_N: Numbers, groups_N: Collection[Hashable], most: int) -> Ten
     are 0, 0 and .9.
     """
     rewards_N = torch.as_tensor(rewards_N, dtype=torch.float64)
-    group_N, names, _ = _by_group(rewards_N, groups_N)
+    group_N, equal_G = _by_group(rewards_N, groups_N)
     chosen_N = torch.zeros(len(rewards_N), dtype=torch.bool)
-    for group in range(len(names)):
+    for group in range(len(equal_G)):
         members = (group_N == group).nonzero()[:, 0]
         members = members[rewards_N[members].argsort(stable=True)]
         count = min(most, len(members))
@@ -195,14 +189,14 @@ def overlong_penalty(lengths_N: Sequence[int] | Tensor, limit: int, margin: int)
     return ((limit - margin - lengths_N) / margin).clamp(-1.0, 0.0)
 
 
-def _by_group(rewards_N: Tensor, groups_N: Collection[Hashable]) -> tuple[Tensor, list[Hashable], Tensor]:
-    """(each episode's group number, the groups' names, which groups have equal rewards only)."""
+def _by_group(rewards_N: Tensor, groups_N: Collection[Hashable]) -> tuple[Tensor, Tensor]:
+    """(each episode's group number, which groups have equal rewards only)."""
     numbers = {name: number for number, name in enumerate(dict.fromkeys(groups_N))}
     group_N = torch.tensor([numbers[name] for name in groups_N], dtype=torch.long)
     empty_G = torch.zeros(len(numbers), dtype=rewards_N.dtype)
     highest_G = empty_G.scatter_reduce(0, group_N, rewards_N, "amax", include_self=False)
     lowest_G = empty_G.scatter_reduce(0, group_N, rewards_N, "amin", include_self=False)
-    return group_N, list(numbers), highest_G == lowest_G
+    return group_N, highest_G == lowest_G
 
 
 # The loss
@@ -343,8 +337,7 @@ LOSSES: dict[str, Loss] = {"clip": clip, "gspo": gspo, "cispo": cispo}  # --loss
 
 def loss_named(name: str) -> Loss:
     """One of LOSSES, or the function that module:name names."""
-    loss: Loss = LOSSES.get(name) or imported("--loss", name)
-    return loss
+    return LOSSES.get(name) or imported("--loss", name)
 
 
 def _clipped(ratio_BT: Tensor, advantages_BT: Tensor, options: LossOptions) -> PolicyTerms:

@@ -11,7 +11,7 @@ from forage.agent.rewards import Method
 from forage.arguments import TRUST, fixed
 from forage.errors import UserError, check_at_least_one
 from forage.files import check_apart
-from forage.optimizer import MemoryOptions, OptimizerOptions
+from forage.optimizer import MemoryOptions
 from forage.processes import Offload, Sharding, check_sharding, world
 from forage.rollout.options import RolloutOptions
 from forage.runs.trackers import Choice
@@ -62,9 +62,10 @@ class LossOptions:
 class UpdateOptions:
     """The update of the policy."""
 
-    loss: LossOptions = field(default_factory=LossOptions)
-    optimizer: OptimizerOptions = field(default_factory=OptimizerOptions)
-    memory: MemoryOptions = field(default_factory=MemoryOptions)
+    loss: LossOptions = LossOptions()
+    learning_rate: float = 5e-5
+    """Learning rate of AdamW."""
+    memory: MemoryOptions = MemoryOptions()
     epochs: int = 1
     """Updates made from each step's episodes."""
     combine: Method = "uniform"
@@ -105,12 +106,8 @@ class GuardOptions:
     on_collapse: Literal["stop", "rollback", "warn"] = "stop"
     """On a sign of collapse: stop the run (stop), go back to an older adapter with a fresh optimizer (rollback), or
     only print and record it (warn)."""
-    max_mismatch: float = fixed(0.1)
-    """Highest mean KL from sampler to trainer. Above it, an adapter is stale or the precisions differ too much."""
     rollback_steps: int = fixed(5)
     """How many adapters a rollback goes back."""
-    max_rollbacks: int = fixed(3)
-    """After this many rollbacks, the next sign of collapse stops the run."""
 
 
 @dataclass(frozen=True)
@@ -118,8 +115,8 @@ class TrainOptions:
     """The run."""
 
     rollout: RolloutOptions = field(default_factory=RolloutOptions)
-    update: UpdateOptions = field(default_factory=UpdateOptions)
-    guard: GuardOptions = field(default_factory=GuardOptions)
+    update: UpdateOptions = UpdateOptions()
+    guard: GuardOptions = GuardOptions()
     run_dir: Path = Path("runs/grpo")
     """Run folder. A run that is already there is resumed."""
     max_steps: int = 100
@@ -187,12 +184,11 @@ class TrainOptions:
 FREE = (
     "run_dir", "max_steps", "report_to", "max_staleness", "vllm_sleep", "sharding", "offload",
     "sequence_parallel", "keep_adapters", "update.memory.token_budget", "update.memory.gradient_checkpointing",
-    "update.optimizer.learning_rate",
+    "update.learning_rate",
     # Compared by content, in the run's manifest.
     "rollout.data", "rollout.policy", "rollout.weights",
     "rollout.concurrency", "rollout.engine.engine", "rollout.engine.urls", "rollout.engine.patience",
     "rollout.engine.timeout", "rollout.address.store", "rollout.address.store_patience",
-    "rollout.address.store_timeout",
     *(f"guard.{item.name}" for item in fields(GuardOptions)),
 )  # fmt: skip
 

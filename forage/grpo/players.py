@@ -17,9 +17,9 @@ from forage.agent.episode import Episode
 from forage.agent.options import AgentSettings
 from forage.agent.rewards import MakeRewards
 from forage.data.splits import Splits
-from forage.grpo.learner import Learner
 from forage.grpo.options import TrainOptions
 from forage.heartbeat import beat
+from forage.processes import first_alone, is_first
 from forage.rollout.agreement import check_opened, read_run
 from forage.rollout.plans import Plan, Played
 from forage.rollout.rollout import Rollout, open_rollout, play_alone
@@ -29,19 +29,18 @@ from forage.runs.stats import Phases
 class Play:
     """How a training process gets episodes. As it stands, for all but the first: they receive what that one plays."""
 
-    def __init__(self, run_dir: Path, learner: Learner) -> None:
-        self.run_dir, self.learner = run_dir, learner
+    def __init__(self, run_dir: Path) -> None:
+        self.run_dir = run_dir
 
     def wake(self, phases: Phases) -> None:
         """Be ready to play."""
 
     def play(self, plan: Plan, phases: Phases) -> list[Episode]:
-        return self.handed_on(None)
+        return first_alone(self.played, plan, phases)
 
-    def handed_on(self, episodes: list[Episode] | None) -> list[Episode]:
-        """Broadcast: the first process passes its episodes, the others None; all get the first's."""
-        handed: list[Episode] = self.learner.broadcast(episodes)
-        return handed
+    def played(self, plan: Plan, phases: Phases) -> list[Episode]:
+        """The episodes that the first process has for all."""
+        raise NotImplementedError
 
     def sleep(self, phases: Phases) -> None:
         """Nothing is played until `wake`."""
@@ -55,25 +54,24 @@ class Play:
 
 
 def open_play(
-    options: TrainOptions, settings: AgentSettings, make_rewards: MakeRewards, questions: Splits,
-    embedder: str, learner: Learner,
-) -> Play:  # fmt: skip
-    if learner.rank:
-        return Play(options.run_dir, learner)
+    options: TrainOptions, settings: AgentSettings, make_rewards: MakeRewards, questions: Splits, embedder: str
+) -> Play:
+    if not is_first():
+        return Play(options.run_dir)
     if options.rollouts == "service":
-        return WorkersPlay(options.run_dir, learner)
-    return OwnPlay(options, settings, make_rewards, questions, embedder, learner)
+        return WorkersPlay(options.run_dir)
+    return OwnPlay(options, settings, make_rewards, questions, embedder)
 
 
 class WorkersPlay(Play):
     """Workers on the same run folder play, and the first process waits for them."""
 
-    def play(self, plan: Plan, phases: Phases) -> list[Episode]:
+    def played(self, plan: Plan, phases: Phases) -> list[Episode]:
         played = Played(self.run_dir, plan)
         if (episodes := played.gathered()) is None:
             with phases("rollout_wait"):
                 episodes = wait_until_played(played)
-        return self.handed_on(episodes)
+        return episodes
 
 
 def wait_until_played(played: Played) -> list[Episode]:
@@ -92,9 +90,9 @@ class OwnPlay(Play):
 
     def __init__(
         self, options: TrainOptions, settings: AgentSettings, make_rewards: MakeRewards, questions: Splits,
-        embedder: str, learner: Learner,
+        embedder: str,
     ) -> None:  # fmt: skip
-        super().__init__(options.run_dir, learner)
+        super().__init__(options.run_dir)
         self.sleeps = options.vllm_sleep
         self.runner = asyncio.Runner()  # one event loop for all steps: connections and tasks can't move to another
         self.opened = open_rollout(options.rollout, settings, make_rewards, questions, embedder, sleeps=self.sleeps)
@@ -108,8 +106,8 @@ class OwnPlay(Play):
                 self.give_back_memory()
                 self.runner.run(self.rollout.engine.wake())
 
-    def play(self, plan: Plan, phases: Phases) -> list[Episode]:
-        return self.handed_on(self.runner.run(play_alone(self.rollout, self.run_dir, plan)))
+    def played(self, plan: Plan, phases: Phases) -> list[Episode]:
+        return self.runner.run(play_alone(self.rollout, self.run_dir, plan))
 
     def sleep(self, phases: Phases) -> None:
         if self.sleeps:

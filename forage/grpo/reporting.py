@@ -19,14 +19,13 @@ import torch
 from forage.agent.episode import Episode
 from forage.agent.rewards import names_of_rewards
 from forage.engines.base import played_at
-from forage.grpo.losses import flat_groups
-from forage.grpo.options import GuardOptions
 from forage.grpo.players import Play
 from forage.grpo.resume import Run
 from forage.grpo.update import TrainingBatch
 from forage.manifest import plain
+from forage.metrics import grouped
 from forage.policy.adapters import adapter_path, sampled_by, version_name
-from forage.rollout.plans import Plan
+from forage.rollout.plans import Plan, is_flat
 from forage.runs.stats import (
     AS_TRAINED,
     EpisodeFigures,
@@ -48,18 +47,19 @@ from forage.text import say
 
 def collect(run: Run, plan: Plan, batch: TrainingBatch, training: Mapping[str, float]) -> StepStats:
     episodes, questions = batch.episodes, {episode.question_id for episode in batch.episodes}
-    rewards: dict[str, list[float | None]] = {"overall": list(batch.means_N.tolist())}
+    rewards: dict[str, list[float | None]] = {"overall": [episode.reward for episode in episodes]}
     rewards |= {name: [episode.rewards.get(name) for episode in episodes] for name in names_of_rewards(episodes)}
     update = run.options.update
     if update.combine != "uniform" or update.overlong == "punish":  # it learns from another than the weighted mean
         rewards[AS_TRAINED] = list(batch.combined_N.tolist())
+    flat = flat_counts(rewards, [episode.question_id for episode in episodes])
     return StepStats(
         step=run.step,
         adapter=version_name(max(sampled_by(episode.adapter)[0] for episode in episodes)),
         rewards=rewards,
         groups={
             "total": len(questions),
-            "flat": batch.flat,
+            "flat": flat["overall"],
             "replaced": len(questions - set(plan.questions)),
         },
         episodes=figures_of(episodes),
@@ -67,7 +67,7 @@ def collect(run: Run, plan: Plan, batch: TrainingBatch, training: Mapping[str, f
         faults=counted(fault for e in episodes for fault in e.faults),
         training={name: value for name, value in training.items() if math.isfinite(value)},
         evaluation=read_evaluations(run.options.run_dir).get(run.step),
-        flat_by_reward=flat_counts(rewards, [episode.question_id for episode in episodes]),
+        flat_by_reward=flat,
         notes=[f"{name} is {value}" for name, value in training.items() if not math.isfinite(value)],
         seconds=run.phases.take() | waited(episodes),
         memory_gib=torch.cuda.max_memory_allocated() / 2**30
@@ -83,8 +83,9 @@ def flat_counts(rewards: Mapping[str, Sequence[float | None]], groups: Sequence[
 
     Example: {"mrr": [0, 1, .5, .5, None, None]} in groups a, a, b, b, c, c gives {"mrr": 1}.
     """
-    rows = {name: [math.nan if value is None else value for value in values] for name, values in rewards.items()}
-    return {name: len(flat_groups(values, groups)) for name, values in rows.items()}
+    rows = {name: zip(groups, values, strict=True) for name, values in rewards.items()}
+    known = {name: grouped((group, value) for group, value in row if value is not None) for name, row in rows.items()}
+    return {name: sum(map(is_flat, of.values())) for name, of in known.items()}
 
 
 def counted(names: Iterable[str]) -> dict[str, int]:
@@ -173,14 +174,15 @@ MIN_ENTROPY = 0.005  # nats per token: below it, all episodes of a question are 
 MAX_FALL = 0.05  # nats per token that updates take from what they reward; those of a run that learns add some
 MAX_FLAT = 10  # steps in a row in which no episode has an advantage or a credit
 MAX_KL = 10.0  # to the starting policy; measured only with --beta
+MAX_MISMATCH = 0.1  # mean KL from sampler to trainer; above it, an adapter is stale or the precisions differ too much
 
 
-def fault_of(history: Sequence[StepStats], options: GuardOptions) -> str:
+def fault_of(history: Sequence[StepStats]) -> str:
     """What has gone wrong, all of it in one sentence; empty if nothing has."""
-    return "; ".join(faults(history, options))
+    return "; ".join(faults(history))
 
 
-def faults(history: Sequence[StepStats], options: GuardOptions) -> Iterator[str]:
+def faults(history: Sequence[StepStats]) -> Iterator[str]:
     """Each as half a sentence.
 
     Example: shares of well-formed episodes .9, .9, .9, .3, .3, .3 and a window of 3: the last window's mean is less
@@ -192,7 +194,7 @@ def faults(history: Sequence[StepStats], options: GuardOptions) -> Iterator[str]
     last = history[-WINDOW:]
     for name, key, most in (
         ("KL to the starting policy", "kl", MAX_KL),
-        ("KL of sampler to trainer", "mismatch_kl", options.max_mismatch),  # from the first step, if it is a wrong one
+        ("KL of sampler to trainer", "mismatch_kl", MAX_MISMATCH),  # from the first step, if it is a wrong one
     ):
         values = [stats.training[key] for stats in last if key in stats.training]
         if values and mean(values) > most:

@@ -167,7 +167,7 @@ def open_run(options: TrainOptions, learner: Learner, manifest: RunManifest, que
     return Run(
         options, step, **{name: saved[name] for name in KEPT if name in saved}, history=history,
         questions=list(questions["train"]), eval_questions=chosen, manifest=manifest,
-        phases=Phases(synchronize=learner.synchronize),
+        phases=Phases(learner.synchronize),
     )  # fmt: skip
 
 

@@ -52,7 +52,7 @@ from torch.utils.checkpoint import checkpoint
 from forage.errors import UserError
 from forage.files import replacing
 from forage.grpo.learner import Learner, Scorer
-from forage.optimizer import update_weights
+from forage.optimizer import MAX_NORM, update_weights
 from forage.policy.adapters import adapter_path, publish_adapter
 from forage.policy.checkpoint import load_checkpoint, save_checkpoint
 from forage.policy.logprobs import TokenScores, chunk_scores, token_scores, unsharable
@@ -208,13 +208,13 @@ CONFIGS = Path(__file__).parent / "deepspeed"
 MOMENTS = ("exp_avg", "exp_avg_sq")  # AdamW's state for each weight, besides the number of updates
 
 
-def make_strategy(scorer: Scorer, weight_decay: float, sharding: Sharding, offload: Offload) -> Replicated:
+def make_strategy(scorer: Scorer, sharding: Sharding, offload: Offload) -> Replicated:
     if sharding == "none":
-        return Replicated(scorer, weight_decay)
+        return Replicated(scorer)
     if sharding == "fsdp2":
-        return FullyShardedDataParallel(scorer, weight_decay)
+        return FullyShardedDataParallel(scorer)
     strategy = Zero2 if sharding == "zero2" else Zero3
-    return strategy(scorer, weight_decay, with_offload(json.loads((CONFIGS / f"{sharding}.json").read_text()), offload))
+    return strategy(scorer, with_offload(json.loads((CONFIGS / f"{sharding}.json").read_text()), offload))
 
 
 def with_offload(config: dict[str, Any], offload: Offload) -> dict[str, Any]:
@@ -247,22 +247,22 @@ class Replicated:
 
     title = "plain data parallelism"
 
-    def __init__(self, scorer: Scorer, weight_decay: float) -> None:
+    def __init__(self, scorer: Scorer) -> None:
         self.scorer: Any = scorer.to(process_device())
-        self._make_optimizer(weight_decay)
+        self._make_optimizer()
 
-    def _make_optimizer(self, weight_decay: float) -> None:
+    def _make_optimizer(self) -> None:
         self.weights = list(trained_weights(self.scorer).values())
-        self.optimizer = torch.optim.AdamW(self.weights, lr=0.0, weight_decay=weight_decay)
+        self.optimizer = torch.optim.AdamW(self.weights, lr=0.0, weight_decay=0.0)
         self.states: list[dict[str, Tensor]] = [fresh_state(weight) for weight in self.weights]
         self.optimizer.state.update(zip(self.weights, self.states, strict=True))
 
     def backward(self, loss: Tensor, *, last: bool) -> None:
         loss.backward()  # type: ignore[no-untyped-call]
 
-    def step(self, learning_rate: float, max_norm: float) -> float:
+    def step(self, learning_rate: float) -> float:
         self._sum_gradients()
-        norm = update_weights(self.optimizer, learning_rate, max_norm)
+        norm = update_weights(self.optimizer, learning_rate)
         self.release()
         return norm
 
@@ -305,7 +305,7 @@ class FullyShardedDataParallel(Replicated):
 
     title = "FSDP2"
 
-    def __init__(self, scorer: Scorer, weight_decay: float) -> None:
+    def __init__(self, scorer: Scorer) -> None:
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import FSDPModule, fully_shard
 
@@ -319,7 +319,7 @@ class FullyShardedDataParallel(Replicated):
             if isinstance(module, FSDPModule):
                 module.set_gradient_divide_factor(1.0)
                 module.set_force_sum_reduction_for_comms(True)  # gloo can't multiply before it adds
-        self._make_optimizer(weight_decay)
+        self._make_optimizer()
 
     def backward(self, loss: Tensor, *, last: bool) -> None:
         self.scorer.set_requires_gradient_sync(last)
@@ -338,11 +338,11 @@ class FullyShardedDataParallel(Replicated):
 class Zero2(Replicated):
     """DeepSpeed's ZeRO-2, with torch's AdamW."""
 
-    def __init__(self, scorer: Scorer, weight_decay: float, config: dict[str, Any]) -> None:
+    def __init__(self, scorer: Scorer, config: dict[str, Any]) -> None:
         deepspeed = _deepspeed()
         self._partition(scorer, config)
         self.weights = list(trained_weights(scorer).values())
-        optimizer = torch.optim.AdamW(self.weights, lr=0.0, weight_decay=weight_decay)
+        optimizer = torch.optim.AdamW(self.weights, lr=0.0, weight_decay=0.0)
         self.engine, *_ = deepspeed.initialize(model=scorer, optimizer=optimizer, config=config)
         self.scorer, self.zero, self.deepspeed_utils = self.engine, self.engine.optimizer, deepspeed.utils
         version, stage = deepspeed.__version__, self.engine.zero_optimization_stage()
@@ -366,10 +366,10 @@ class Zero2(Replicated):
         self.engine.set_gradient_accumulation_boundary(last)
         self.engine.backward(loss * world(), scale_wrt_gas=False)
 
-    def step(self, learning_rate: float, max_norm: float) -> float:
+    def step(self, learning_rate: float) -> float:
         for group in self.zero.param_groups:
             group["lr"] = learning_rate
-        self.zero.clip_grad = max_norm
+        self.zero.clip_grad = MAX_NORM
         self.engine.step()  # skips the update where the norm is not finite
         return float(self.engine.get_global_grad_norm())
 
@@ -504,7 +504,6 @@ class ShardedLearner(Learner):
     def __init__(
         self,
         policy: Any,
-        weight_decay: float = 0.0,
         sharding: Sharding = "none",
         sequence_parallel: int = 1,
         offload: Offload = "none",
@@ -518,7 +517,7 @@ class ShardedLearner(Learner):
             group, _ = dist.new_subgroups(sequence_parallel)  # type: ignore[no-untyped-call]
             shared = SequenceParallelPolicy(policy, group)
         scorer = LockstepScorer(policy, same_chunks=sharding == "zero3", chunk=chunk, shared=shared)
-        self.strategy = make_strategy(scorer, weight_decay, sharding, offload)
+        self.strategy = make_strategy(scorer, sharding, offload)
         self.scorer = self.strategy.scorer
         self._reference: list[Tensor] = []
         torch.manual_seed(torch.initial_seed() + self.rank)  # each process draws its own dropout
@@ -548,8 +547,8 @@ class ShardedLearner(Learner):
     def backward(self, loss: Tensor, *, last: bool) -> None:
         self.strategy.backward(loss, last=last)
 
-    def step(self, learning_rate: float, max_norm: float) -> float:
-        return self.strategy.step(learning_rate, max_norm)
+    def step(self, learning_rate: float) -> float:
+        return self.strategy.step(learning_rate)
 
     # Saving and loading: all processes gather together, only the first one writes
 

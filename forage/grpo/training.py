@@ -38,54 +38,55 @@ from forage.policy.adapters import adapter_path, versions, weights_digest, whole
 from forage.policy.logprobs import unsharable
 from forage.policy.manifest import PolicyManifest
 from forage.policy.policy import load_policy
-from forage.processes import join_processes, world
+from forage.processes import first_alone, is_first, join_processes, rank, world
 from forage.rollout.agreement import RunManifest
 from forage.rollout.plans import Plan, plan_path, write_plan
 from forage.runs.run_folder import set_aside
 from forage.runs.stats import StepStats, write_evaluations, write_stats
 from forage.text import say
 
+MAX_ROLLBACKS = 3  # after as many, the next sign of collapse stops the run
+
 
 def train(
     options: TrainOptions, max_tokens: int, learner: Learner, play: Play, manifest: RunManifest, questions: Splits
 ) -> None:
-    """Train from the last checkpoint to the last step. Every process runs this; `learner.first` is for one to do."""
+    """Train from the last checkpoint to the last step. Every process runs this; `first_alone` is for one to do."""
     run, run_dir = open_run(options, learner, manifest, questions), options.run_dir
     # The run folder is put right before anything is published in it, and its episodes once the adapter is.
-    learner.first(put_right, run)
+    first_alone(put_right, run)
     publish(learner, run)
-    learner.first(put_episodes_right, run)
-    learner.first(tidy, options, run.step)
+    first_alone(put_episodes_right, run)
+    first_alone(tidy, options, run.step)
     shared = options.sequence_parallel == 1 and not unsharable(learner.policy.config)
-    with open_reports(run, first=learner.rank == 0) as reports:
+    with open_reports(run, first=is_first()) as reports:
         while True:
             # Everything before the checkpoint can be done again with the same result, so a killed run resumes exactly.
             publish(learner, run)
             if run.step < options.max_steps:
-                plan = learner.first(write_plans, run)
+                plan = first_alone(write_plans, run)
             play.wake(run.phases)
             evaluate(run, play)
             if run.step >= options.max_steps:
                 break
             with run.phases("rollout"):
                 episodes = play.play(plan, run.phases)
-                learner.first(refuse_foreign, run, plan, episodes)
+                first_alone(refuse_foreign, run, plan, episodes)
             play.sleep(run.phases)
             replaces_flat = options.replace_flat > 0
             batch = prepare(episodes, options.update, manifest.weights, max_tokens, replaces_flat=replaces_flat)
-            rate = options.update.optimizer.learning_rate
-            context = UpdateContext(options.update, rate, options.rollout.temperature, shared, run.phases)
+            context = UpdateContext(options.update, options.rollout.temperature, shared, run.phases)
             # Makes dropout the same however often the run was killed, whether its episodes were played or read again.
-            torch.manual_seed((options.rollout.seed * 1_000_003 + run.step) * learner.world + learner.rank)
+            torch.manual_seed((options.rollout.seed * 1_000_003 + run.step) * world() + rank())
             figures = update(learner, batch, context)
             stats = guard(run, learner, collect(run, plan, batch, figures))
             run.step, run.history = run.step + 1, [*run.history, stats]
-            learner.first(write_stats, run_dir, stats)
+            first_alone(write_stats, run_dir, stats)
             with run.phases("checkpoint"):
                 learner.save(run_dir / "state", run.step, checkpoint_fields(run))
-            learner.first(end_step, run, plan, reports)
-        learner.first(tidy, options, run.step)  # the last evaluation came after the last step
-        learner.first(reports.end, play)
+            first_alone(end_step, run, plan, reports)
+        first_alone(tidy, options, run.step)  # the last evaluation came after the last step
+        first_alone(reports.end, play)
 
 
 def end_step(run: Run, plan: Plan, reports: Reports) -> None:
@@ -100,12 +101,12 @@ def publish(learner: Learner, run: Run) -> None:
     if path.name in run.digests:
         return
     with run.phases("publish"):
-        if learner.first(path.exists) and not published_same(learner, path, run.step):
+        if first_alone(path.exists) and not published_same(learner, path, run.step):
             why = f"other weights than this run comes to at step {run.step}"
-            learner.first(set_aside, run_dir, [path], why)
-        if not learner.first(path.exists):
+            first_alone(set_aside, run_dir, [path], why)
+        if not first_alone(path.exists):
             learner.publish(run_dir, run.step)
-        run.digests[path.name] = learner.first(weights_digest, path)
+        run.digests[path.name] = first_alone(weights_digest, path)
 
 
 def published_same(learner: Learner, path: Path, version: int) -> bool:
@@ -113,9 +114,9 @@ def published_same(learner: Learner, path: Path, version: int) -> bool:
     scratch = path.parents[1] / "state" / ".published"
     try:
         again = learner.publish(scratch, version)
-        return learner.first(lambda: whole_digest(path) == whole_digest(again))
+        return first_alone(lambda: whole_digest(path) == whole_digest(again))
     finally:
-        if learner.rank == 0:
+        if is_first():
             shutil.rmtree(scratch, ignore_errors=True)
 
 
@@ -130,17 +131,17 @@ def refuse_foreign(run: Run, plan: Plan, played: list[Episode]) -> None:
 
 def evaluate(run: Run, play: Play) -> None:
     """Play the held-out questions if this step is due for it, and add the result to evaluations.json."""
-    options, learner = run.options, play.learner
+    options = run.options
     due = options.eval_every and (run.step % options.eval_every == 0 or run.step == options.max_steps)
     # The first process decides: when another one looks, the file may already hold what is to be played now.
-    if not due or learner.first(lambda: run.step in evaluations_so_far(run)):
+    if not due or first_alone(lambda: run.step in evaluations_so_far(run)):
         return
     plan = plan_evaluation(run)
-    learner.first(write_plan, options.run_dir, plan)
+    first_alone(write_plan, options.run_dir, plan)
     with run.phases("evaluation"):
         episodes = play.play(plan, run.phases)
-        learner.first(refuse_foreign, run, plan, episodes)
-    learner.first(note_evaluation, run, plan, episodes)
+        first_alone(refuse_foreign, run, plan, episodes)
+    first_alone(note_evaluation, run, plan, episodes)
 
 
 def note_evaluation(run: Run, plan: Plan, episodes: Sequence[Episode]) -> None:
@@ -168,13 +169,12 @@ def open_learner(options: TrainOptions, policy_manifest: PolicyManifest, start: 
     policy.train()  # transformers checkpoints activations in training mode only
     if options.update.memory.gradient_checkpointing:
         policy.activation_checkpointing_enable(activation_checkpointing_kwargs={"use_reentrant": False})
-    weight_decay = options.update.optimizer.weight_decay
     learner = (
-        ShardedLearner(policy, weight_decay, options.sharding, options.sequence_parallel, options.offload)
-        if shared_out else Learner(policy, weight_decay)
+        ShardedLearner(policy, options.sharding, options.sequence_parallel, options.offload)
+        if shared_out else Learner(policy)
     )  # fmt: skip
-    if isinstance(learner, ShardedLearner) and learner.rank == 0:
-        print(f"training by {learner.strategy.title}, processes: {learner.world}", flush=True)
+    if isinstance(learner, ShardedLearner) and is_first():
+        print(f"training by {learner.strategy.title}, processes: {world()}", flush=True)
     if options.update.loss.beta:
         learner.keep_reference(start)
     return learner
@@ -184,12 +184,12 @@ def guard(run: Run, learner: Learner, stats: StepStats) -> StepStats:
     """On a collapse stop, go back to an older adapter, or note it, as --on-collapse says."""
     options, run_dir = run.options.guard, run.options.run_dir
     history = [past for past in (*run.history, stats) if past.step >= run.guarded_from]
-    wrong = stats.notes[0] if stats.notes else fault_of(history, options)
+    wrong = stats.notes[0] if stats.notes else fault_of(history)
     if not wrong:
         return stats
-    if options.on_collapse == "stop" or run.rollbacks == options.max_rollbacks:
+    if options.on_collapse == "stop" or run.rollbacks == MAX_ROLLBACKS:
         if run.history:
-            learner.first(Drawing(run_dir).finish)  # so that the plots show what led up to it
+            first_alone(Drawing(run_dir).finish)  # so that the plots show what led up to it
         raise UserError(
             f"stopped at step {run.step}: {wrong}. The last adapter is {adapter_path(run_dir, run.step)}; "
             "lower --learning-rate, or continue with --on-collapse rollback or warn"

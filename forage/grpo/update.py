@@ -29,6 +29,7 @@ from forage.grpo.losses import (
     widest,
 )
 from forage.grpo.options import LossOptions, UpdateOptions
+from forage.metrics import grouped
 from forage.optimizer import CPU_BUDGET
 from forage.policy.packing import Budget, TokenBatch, Tokens, pack, pack_trees, values_like
 from forage.rollout.plans import is_flat
@@ -40,15 +41,11 @@ class TrainingBatch:
     """A step's episodes with their advantages."""
 
     episodes: Sequence[Episode]
-    means_N: Floats
-    """Each episode's weighted mean reward, the same in whatever way training combines them."""
     combined_N: Floats
     """Each episode's rewards combined into the one that training learns from."""
     advantages_N: Tensor
     keep_N: Tensor
     """1, or 0 for an episode that is left out of the loss."""
-    flat: int
-    """Number of groups whose episodes all have the same weighted mean reward."""
     failed: int = 0
     """Episodes that an agent of get_agent did not finish, which says nothing about the policy: not among these."""
     credits: Sequence[Sequence[float]] = ()
@@ -77,15 +74,14 @@ def prepare(
         raise UserError("no episode of this step is usable; is the sampling server up, or --max-staleness too small?")
     weights = weights or dict.fromkeys(names_of_rewards(usable), 1.0)
     rewards_NR = np.array([[episode.rewards.get(name, np.nan) for name in weights] for episode in usable])
-    means_N = combine_rewards(rewards_NR, "uniform", [*weights.values()])
     combined_N = combine_rewards(rewards_NR, options.combine, [*weights.values()])
     groups_N = np.array([episode.question_id for episode in usable])
-    flat = [name for name in np.unique(groups_N) if is_flat(means_N[groups_N == name].tolist())]
     if options.overlong == "punish":
         lengths = [len(episode.ids) for episode in usable]
         combined_N = combined_N + overlong_penalty(lengths, max_tokens, min(OVERLONG_MARGIN, max_tokens)).numpy()
     cut_N = np.array([options.overlong == "mask" and e.stop in ("tokens", "turn_tokens") for e in usable])
-    compared_N = ~np.isin(groups_N, flat if replaces_flat else [])
+    rewards_of = grouped((episode.question_id, episode.reward) for episode in usable)
+    compared_N = np.array([not (replaces_flat and is_flat(rewards_of[name])) for name in groups_N])
     if options.learn_from or options.advantage == "best":  # what is picked must not be cut
         compared_N &= ~cut_N
     if options.learn_from:
@@ -95,7 +91,7 @@ def prepare(
     keep_N = compared_N & ~cut_N
     credits = [episode.credits if keep else () for episode, keep in zip(usable, keep_N, strict=True)]
     return TrainingBatch(
-        usable, means_N, combined_N, torch.from_numpy(advantages_N), torch.from_numpy(keep_N).float(), len(flat),
+        usable, combined_N, torch.from_numpy(advantages_N), torch.from_numpy(keep_N).float(),
         len(episodes) - len(usable), scaled_credits(credits, options.word_cost),
     )  # fmt: skip
 
@@ -123,7 +119,6 @@ class UpdateContext:
     """What an update needs beside the policy and its episodes."""
 
     options: UpdateOptions
-    learning_rate: float
     temperature: float
     """Sampling temperature of the episodes: the loss is that of the distribution they were drawn from."""
     share_prompts: bool
@@ -169,7 +164,7 @@ def update(learner: Learner, batch: TrainingBatch, context: UpdateContext) -> di
     """Update the policy once per epoch; return the figures of the last epoch."""
     taught = taught_episodes(batch, context.options.loss)
     figures = {
-        "learning_rate": context.learning_rate, "grad_norm": 0.0, "tokens": 0.0, "micro_batches": 0.0,
+        "learning_rate": context.options.learning_rate, "grad_norm": 0.0, "tokens": 0.0, "micro_batches": 0.0,
         "taught": float(sum(map(batch.teaches, range(len(batch.episodes))))),
     }  # fmt: skip
     if not taught.episodes:
@@ -238,7 +233,7 @@ def change_weights(learner: Learner, context: UpdateContext) -> float:
     Some weights may have been changed and others not. The checkpoint is of before the step, so nothing is lost.
     """
     try:
-        return learner.step(context.learning_rate, context.options.optimizer.max_norm)
+        return learner.step(context.options.learning_rate)
     except torch.OutOfMemoryError as error:
         raise UserError(
             f"out of memory in the optimizer ({first_line(error)}); share its state between several processes "

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from forage.errors import UserError, first_line
 from forage.files import making_folder
-from forage.machine import Choice, hub_reachable, unseen_gpu
+from forage.machine import hub_reachable, unseen_gpu
 from forage.manifest import file_digest, read_manifest
 from forage.text import say
 
@@ -60,13 +60,13 @@ def resolve_model(name: str = "auto", models_dir: Path = Path("models"), on_gpu:
     return name
 
 
-def model_choice(on_gpu: str = HUB_MODEL) -> Choice:
-    """`on_gpu` with a CUDA GPU, else the packaged SmolLM2-135M-Instruct."""
+def model_choice(on_gpu: str = HUB_MODEL) -> tuple[str, str]:
+    """(model, why): `on_gpu` with a CUDA GPU, else the packaged SmolLM2-135M-Instruct."""
     if torch.cuda.is_available():
-        return Choice(on_gpu, "there is a GPU")
+        return on_gpu, "there is a GPU"
     if why := unseen_gpu():
         raise UserError(f"{why}; to train the small model on the CPU all the same, name it: {PACKAGED_MODEL}")
-    return Choice(PACKAGED_MODEL, "there is no GPU")
+    return PACKAGED_MODEL, "there is no GPU"
 
 
 def check_folder(folder: Path) -> None:

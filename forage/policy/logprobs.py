@@ -87,10 +87,9 @@ def _hidden(decoder: Any, batch: TokenBatch) -> Tensor:
         else:
             seen_NN = batch.tree.seen_NN
             mask = torch.zeros_like(seen_NN, dtype=decoder.dtype).masked_fill_(~seen_NN, -torch.inf)[None, None]
-    hidden_BTD: Tensor = decoder(
+    return decoder(
         input_ids=ids_BT, position_ids=positions_BT, attention_mask=mask, use_cache=False, **more
     ).last_hidden_state
-    return hidden_BTD
 
 
 def unsharable(config: Any) -> str:

@@ -61,7 +61,7 @@ class Branches:
 
     parts: tuple[Branch, ...]
     dtype: torch.dtype | None
-    """Of masks; None on a GPU, whose kernels are causal."""
+    """The type of masks; None on a GPU, whose kernels are causal."""
     masks: dict[int, tuple[Tensor, ...]] = field(default_factory=dict)
     """For each branch what is added to the scores of so many heads at once: 0, or minus infinity. Made once, since the
     backward pass keeps what each layer was given."""

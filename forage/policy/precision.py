@@ -140,12 +140,10 @@ class Adapted:
         plain = name in self.lora_A and not self.lora_variant and not self.lora_bias[name]
         plain = plain and isinstance(self.lora_dropout[name], nn.Identity)
         if rest or named or others or self.disable_adapters or self.merged or not plain:
-            out: Tensor = super().forward(x, *rest, **named)  # type: ignore[misc]
-            return out
+            return super().forward(x, *rest, **named)  # type: ignore[misc]
         first, last, base = self.lora_A[name].weight, self.lora_B[name].weight, self.base_layer(x)
         # An output layer's logits are wider than what it reads.
-        added: Tensor = _Adapted.apply(base, x.to(base.dtype), first, last, self.scaling[name])  # type: ignore[no-untyped-call]
-        return added
+        return _Adapted.apply(base, x.to(base.dtype), first, last, self.scaling[name])  # type: ignore[no-untyped-call]
 
 
 @cache

@@ -45,13 +45,13 @@ def find_adapter(folder: Path) -> Path:
         return folder
     if not versions(folder):
         raise UserError(f"{folder} has neither adapter_config.json nor adapters/v000000; name an adapter's folder")
-    print(f"adapter: {newest_adapter(folder)}, the newest of {len(versions(folder))}")
-    return newest_adapter(folder)
+    newest = newest_adapter(folder)
+    print(f"adapter: {newest}, the newest of {len(versions(folder))}")
+    return newest
 
 
 def adapter_config(adapter: Path) -> dict[str, Any]:
-    config: dict[str, Any] = json.loads((adapter / "adapter_config.json").read_text())
-    return config
+    return json.loads((adapter / "adapter_config.json").read_text())
 
 
 def find_base(asked: str, adapter: Path, models_dir: Path, *, allow_other: bool = False) -> tuple[str, Path]:

@@ -42,9 +42,9 @@ class RolloutOptions:
     policy: Path = field(default_factory=made_last)
     """Policy folder from sft_train.py or create_lora_model.py. Left out: models/warm if it is there and has the same
     base as models/policy, else models/policy."""
-    engine: EngineOptions = field(default_factory=EngineOptions)
-    search: SearchOptions = field(default_factory=SearchOptions)
-    address: StoreAddress = field(default_factory=StoreAddress)
+    engine: EngineOptions = EngineOptions()
+    search: SearchOptions = SearchOptions()
+    address: StoreAddress = StoreAddress()
     temperature: float = 1.0
     """Sampling temperature. There is no top-p or top-k: training computes a token's probability among all tokens."""
     num_rollouts: int = 8

@@ -25,13 +25,11 @@ from forage.agent.protocol import Protocol
 from forage.agent.rewards import (
     MakeRewards,
     RewardFunction,
-    combine_rewards,
     credited,
     has_reference,
     names_of_rewards,
-    reward_matrix,
+    rewarded,
     rewards_of,
-    scored,
     weights_by_name,
 )
 from forage.agent.searcher import Searcher, searching
@@ -57,7 +55,7 @@ from forage.policy.policy import load_tokenizer
 from forage.progress import Progress
 from forage.rollout.agreement import adapter_of, open_embedder, read_run
 from forage.rollout.options import RolloutOptions
-from forage.rollout.plans import LEASE, TRAINER, Claims, Plan, Played
+from forage.rollout.plans import TRAINER, Claims, Plan, Played
 from forage.store.document_store import DocumentStore
 from forage.store.manifest import NO_EMBEDDER
 from forage.store.opening import open_address
@@ -93,7 +91,8 @@ async def play_all(
                 continue
             done, _ = await asyncio.wait(playing, timeout=poll, return_when=FIRST)
             # In the order they were begun, and what was played is written before an error ends it all.
-            for task in sorted((task for task in playing if task in done), key=failed):
+            ended = (task for task in playing if task in done)
+            for task in sorted(ended, key=lambda task: task.exception() is not None):
                 name, result = playing.pop(task), task.result()
                 if claims is None or claims.holds(name):  # else it slept so long that another one took over
                     write(name, result)
@@ -102,10 +101,6 @@ async def play_all(
         for task in ending:
             task.cancel()
         await asyncio.gather(*ending, return_exceptions=True)  # until none of them plays or writes any more
-
-
-def failed(task: asyncio.Future[Any]) -> bool:
-    return task.exception() is not None
 
 
 async def keep_fresh(claims: Claims, playing: Mapping[Any, str]) -> None:
@@ -196,7 +191,6 @@ class Rollout:
     ) -> None:  # fmt: skip
         self.options, self.functions, self.settings = options, functions, searcher.settings
         self.engine, self.protocol, self.searcher = engine, protocol, searcher
-        self.weights = weights_by_name(functions, options.weights)
         self.by_id = questions
         self.tools = functions_for(self.settings.tools)
         self.player: Player = own_agent() or Agent.play
@@ -271,9 +265,8 @@ class Rollout:
     def reward(self, episodes: Sequence[Episode], questions: Sequence[Question]) -> list[Episode]:
         """Add each one's rewards and their weighted mean, by which flat groups are found and people read; the update
         combines the rewards itself."""
-        matrix_NR = reward_matrix(self.functions, episodes, questions)
-        combined_N = combine_rewards(matrix_NR, "uniform", list(self.weights.values()))
-        return scored(episodes, list(self.functions), matrix_NR, combined_N)
+        weights = weights_by_name(self.functions, self.options.weights)
+        return rewarded(self.functions, episodes, questions, [*weights.values()])
 
 
 @asynccontextmanager
@@ -282,16 +275,22 @@ async def open_rollout(
     embedder: str = "", *, sleeps: bool = False,
 ) -> AsyncIterator[Rollout]:  # fmt: skip
     """Open everything a rollout needs: the engine, the store, the rewards with the run's embedder."""
-    manifest = read_policy_manifest(options.policy)
-    store = open_address(options.address, options.data)
-    protocol = Protocol.playing(load_tokenizer(manifest), settings)
-    job = Job(manifest, options.concurrent_episodes, settings.max_tokens, sleeps)
+    job = Job(read_policy_manifest(options.policy), options.concurrent_episodes, settings.max_tokens, sleeps)
     async with open_engine(options.engine, job) as engine:
-        opened = store.embedder if store.options.embedder != NO_EMBEDDER else open_embedder(store.manifest, embedder)
-        searcher = Searcher(lambda: store, settings)
-        yield Rollout(
-            options, engine, protocol, searcher, rewards_of(make_rewards, opened, searcher, options.weights), questions
-        )
+        yield rollout_with(engine, options, settings, make_rewards, questions, embedder)
+
+
+def rollout_with(
+    engine: Engine, options: RolloutOptions, settings: AgentSettings, make_rewards: MakeRewards, questions: Splits,
+    embedder: str = "",
+) -> Rollout:  # fmt: skip
+    """All but the engine: of the policy's folder, only the tokenizer is read."""
+    protocol = Protocol.playing(load_tokenizer(read_policy_manifest(options.policy)), settings)
+    store = open_address(options.address, options.data)
+    opened = store.embedder if store.options.embedder != NO_EMBEDDER else open_embedder(store.manifest, embedder)
+    searcher = Searcher(lambda: store, settings)
+    functions = rewards_of(make_rewards, opened, searcher, options.weights)
+    return Rollout(options, engine, protocol, searcher, functions, questions)
 
 
 def view_of(rollout: Rollout, plan: Plan) -> RolloutView:
@@ -330,7 +329,7 @@ async def play_alone(rollout: Rollout, run_dir: Path, plan: Plan) -> list[Episod
 
 
 async def play_plan(
-    rollout: Rollout, run_dir: Path, plan: Plan, worker: str, *, poll: float = 1.0, lease: float = LEASE,
+    rollout: Rollout, run_dir: Path, plan: Plan, worker: str, *, poll: float = 1.0,
     check: Callable[[], None] = lambda: None, make_claims: Callable[..., Claims] = Claims,
 ) -> None:  # fmt: skip
     """Play what no other worker is playing, a few questions at a time, and wait until the whole plan is played.
@@ -338,7 +337,7 @@ async def play_plan(
     `check` is called before each question's episodes are written.
     """
     played = Played(run_dir, plan)
-    claims = make_claims(played.claims, worker, lease, asyncio.get_running_loop().time)
+    claims = make_claims(played.claims, worker, clock=asyncio.get_running_loop().time)
     write = EpisodeWriter(played.folder, claims, check)
     with view_of(rollout, plan) as view:
         play = partial(rollout.play_group, plan, view)

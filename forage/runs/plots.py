@@ -11,7 +11,7 @@ training.png shows what the updates did and where the time went.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -121,7 +121,8 @@ def distribution_figure(stats: Sequence[StepStats]) -> Figure:
         earned = {
             step.step: values for step in stats if (values := [v for v in step.rewards.get(name, ()) if v is not None])
         }
-        levels = np.linspace(*span_of(earned.values()), LEVELS + 1)
+        every = [value for values in earned.values() for value in values]
+        levels = np.linspace(min(0.0, *every), max(1.0, *every), LEVELS + 1)
         parts = np.array_split(list(earned), min(COLUMNS, len(earned)))
         shares_CL = [level_shares([value for step in part for value in earned[step]], levels) for part in parts]
         edges = [*(part[0] - 0.5 for part in parts), parts[-1][-1] + 0.5]
@@ -133,12 +134,6 @@ def distribution_figure(stats: Sequence[StepStats]) -> Figure:
     figure.colorbar(drawn[0], ax=figure.axes, label="share of the step's episodes", aspect=40, extend="max")
     figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside lower center")
     return figure
-
-
-def span_of(rewards: Iterable[Sequence[float]]) -> tuple[float, float]:
-    """From 0 to 1, or further where rewards go further. Example: [0, .5], [-1] give (-1, 1)."""
-    every = [value for each in rewards for value in each]
-    return min(0.0, *every), max(1.0, *every)
 
 
 def level_shares(values: Sequence[float], levels: NDArray[np.float64]) -> NDArray[np.float64]:

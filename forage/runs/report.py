@@ -24,12 +24,13 @@ from itertools import groupby
 from pathlib import Path
 from typing import Annotated, Any, TypeAlias
 
-from forage.agent.episode import STOPS, Episode, episode_files, read_episodes
+from forage.agent.episode import STOPS, Episode, episodes_in
 from forage.agent.protocol import FAULTS
 from forage.arguments import POSITIONAL, run_script
 from forage.data.records import Question
 from forage.errors import UserError
 from forage.files import json_lines, replacing
+from forage.metrics import grouped
 from forage.policy.manifest import read_policy_manifest
 from forage.runs.plots import draw_plots
 from forage.runs.stats import (
@@ -90,8 +91,7 @@ def contents(run_dirs: Sequence[Path], max_episodes: int, max_tokens: int) -> di
         "stops": STOPS, "faults": FAULTS, "left_out": left_out, "texts": list(texts), "passages": passages,
         "episodes": rows,
     }  # fmt: skip
-    plain: dict[str, Any] = changed(held, lambda text: printable(encodable(text)))
-    return plain
+    return changed(held, lambda text: printable(encodable(text)))
 
 
 def told_of(run_dir: Path) -> list[str]:
@@ -134,16 +134,11 @@ def latest(run_dir: Path, stats: Sequence[StepStats], most: int) -> tuple[list[t
         if len(kept) >= most:
             total += each.episodes["count"]
             continue
-        found = episodes_of(run_dir, each.step)
+        found = list(episodes_in(run_dir / "episodes" / f"{each.step:06d}"))
         total += len(found)
         pairs = zip(found, leads(found), strict=True)
         kept += [(each.step, episode, lead) for episode, lead in pairs][: most - len(kept)]
     return kept, total
-
-
-def episodes_of(run_dir: Path, step: int) -> list[Episode]:
-    files = episode_files(run_dir / "episodes" / f"{step:06d}")
-    return [episode for path in files for episode in read_episodes(path)]
 
 
 def leads(episodes: Sequence[Episode]) -> list[float]:
@@ -151,9 +146,7 @@ def leads(episodes: Sequence[Episode]) -> list[float]:
 
     Example: rewards 0, 1 of one question and .5 of another give -.5, .5 and 0.
     """
-    groups: dict[str, list[float]] = {}
-    for episode in episodes:
-        groups.setdefault(episode.question_id, []).append(episode.reward)
+    groups = grouped((episode.question_id, episode.reward) for episode in episodes)
     means = {name: math.fsum(rewards) / len(rewards) for name, rewards in groups.items()}
     return [episode.reward - means[episode.question_id] for episode in episodes]
 

@@ -32,7 +32,7 @@ from typing import Any, NotRequired
 import numpy as np
 from typing_extensions import TypedDict  # pydantic can't read typing's before Python 3.12
 
-from forage.agent.episode import Episode, episode_files, read_episodes
+from forage.agent.episode import Episode, episodes_in
 from forage.data.records import Question, read_questions
 from forage.errors import UserError
 from forage.files import replacing
@@ -54,21 +54,19 @@ class Phases:
     would count as the next phase's. After an error nothing is waited for.
     """
 
-    def __init__(
-        self, clock: Callable[[], float] = time.perf_counter, synchronize: Callable[[], None] = lambda: None
-    ) -> None:
-        self._clock, self._synchronize = clock, synchronize
+    def __init__(self, synchronize: Callable[[], None] = lambda: None) -> None:
+        self._synchronize = synchronize
         self._seconds: dict[str, float] = {}
 
     @contextmanager
     def __call__(self, name: str) -> Iterator[None]:
         beat()
-        begun = self._clock()
+        begun = time.perf_counter()
         try:
             yield
             self._synchronize()
         finally:
-            self._seconds[name] = self._seconds.get(name, 0.0) + self._clock() - begun
+            self._seconds[name] = self._seconds.get(name, 0.0) + time.perf_counter() - begun
 
     def take(self) -> dict[str, float]:
         """Seconds by name since the last take."""
@@ -337,8 +335,8 @@ def first_and_last(run_dir: Path) -> tuple[dict[str, Episode], dict[str, Episode
 
 def evaluated(run_dir: Path, version: int) -> dict[str, Episode]:
     """By held-out question, its episode: the first where two workers played it."""
-    files = episode_files(run_dir / "episodes" / f"{version:06d}-eval")
-    return {episode.question_id: episode for file in reversed(files) for episode in read_episodes(file)}
+    episodes = list(episodes_in(run_dir / "episodes" / f"{version:06d}-eval"))
+    return {episode.question_id: episode for episode in reversed(episodes)}
 
 
 def one_question(run_dir: Path, before: Mapping[str, Episode], after: Mapping[str, Episode]) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -10,7 +10,7 @@ from forage.agent.episode import is_written
 from forage.agent.options import SearchOptions
 from forage.errors import UserError, check_at_least_one
 from forage.files import check_apart, check_replaceable
-from forage.optimizer import MemoryOptions, OptimizerOptions
+from forage.optimizer import MemoryOptions
 from forage.policy.adapters import adapter_path
 from forage.sft.teacher import TeacherOptions
 from forage.store.options import StoreAddress
@@ -21,7 +21,7 @@ WRITTEN = (  # what sft_train.py writes into its output folder beside config.jso
 )  # fmt: skip
 
 FREE = (
-    "max_steps", "overwrite", "address.store_patience", "address.store_timeout", "memory.token_budget",
+    "max_steps", "overwrite", "address.store_patience", "memory.token_budget",
     "memory.gradient_checkpointing",
 )  # fmt: skip
 
@@ -40,15 +40,16 @@ class SFTOptions:
     """Random training questions for which the teacher plays a demonstration; 0: none."""
     demonstrations: tuple[Path, ...] = ()
     """Files of episodes to imitate as well. None may be about a question of eval.jsonl."""
-    teacher: TeacherOptions = field(default_factory=TeacherOptions)
-    search: SearchOptions = field(default_factory=SearchOptions)
-    address: StoreAddress = field(default_factory=StoreAddress)
+    teacher: TeacherOptions = TeacherOptions()
+    search: SearchOptions = SearchOptions()
+    address: StoreAddress = StoreAddress()
     max_steps: int = 100
     """Maximum number of updates. The learning rate falls to zero until then, also where a resumed run changes it."""
     batch_size: int = 4
     """Questions per update, with all their demonstrations."""
-    optimizer: OptimizerOptions = field(default_factory=lambda: OptimizerOptions(learning_rate=0.0))
-    memory: MemoryOptions = field(default_factory=MemoryOptions)
+    learning_rate: float = 0.0
+    """Learning rate of AdamW at its peak. 0: 1e-3 for a base below a billion parameters, else 2e-4."""
+    memory: MemoryOptions = MemoryOptions()
     eval_share: float = 0.1
     """Share of the demonstrations to hold out, only to measure their loss."""
     eval_every: int = 20

@@ -17,9 +17,10 @@ from forage.agent.options import AgentSettings
 from forage.agent.protocol import Protocol
 from forage.agent.searcher import searching
 from forage.agent.vetting import Vetting
-from forage.data.splits import draw_questions, in_rounds
+from forage.data.splits import draw_questions, in_rounds, read_held_out
 from forage.errors import UserError
 from forage.files import remove_folder, write_jsonl
+from forage.metrics import grouped
 from forage.optimizer import CPU_BUDGET, adamw, update_weights
 from forage.policy.adapters import adapter_path, publish_adapter, restore_adapter, versions
 from forage.policy.checkpoint import load_checkpoint, save_checkpoint
@@ -36,7 +37,8 @@ SAVED_EVERY = 60.0  # seconds at most between checkpoints
 
 def get_demonstrations(options: SFTOptions, protocol: Protocol, settings: AgentSettings) -> list[Episode]:
     """Load the demonstrations of an interrupted run, or make and save new ones."""
-    path, vetting = options.output_dir / "demonstrations.jsonl", Vetting.over(options.data, protocol, settings)
+    path = options.output_dir / "demonstrations.jsonl"
+    vetting = Vetting(protocol, settings, read_held_out(options.data))
     if not path.exists():  # files first: one may be refused
         given = [episode for file in options.demonstrations for episode in vetting.read(file)]
         write_episodes(path, [*play_demonstrations(options, protocol, settings), *given])
@@ -80,14 +82,15 @@ def train(options: SFTOptions, demonstrations: Sequence[Episode], policy: Any) -
     torch.manual_seed(options.seed)
     # Of the usual peaks, 1e-3 was tuned on 135M; 2e-4 is QLoRA's for 7B (2305.14314).
     usual = 1e-3 if policy.get_nb_trainable_parameters()[1] < 10**9 else 2e-4
-    rate = options.optimizer.learning_rate or usual
-    options = replace(options, optimizer=replace(options.optimizer, learning_rate=rate))
+    rate = options.learning_rate or usual
+    options = replace(options, learning_rate=rate)
     if options.memory.gradient_checkpointing:
         policy.activation_checkpointing_enable(activation_checkpointing_kwargs={"use_reentrant": False})
     budget = Budget(options.memory.token_budget or CPU_BUDGET)
-    optimizer = adamw(policy, options.optimizer.weight_decay)
+    optimizer = adamw(policy)
     trained, held_out = split(demonstrations, options)
-    groups = by_question(trained)  # in one batch: what they begin with is computed once
+    # A question's are in one batch: what they begin with is computed once.
+    groups = [*grouped((episode.question_id, episode) for episode in trained).values()]
     state, best = options.output_dir / "state", options.output_dir / "best"
     step, kept = load_checkpoint(state, policy, optimizer) or (0, {"rows": [], "losses": []})
     rows, losses = [typed(Row, row) for row in kept["rows"]], kept["losses"]
@@ -148,13 +151,6 @@ def split(demonstrations: Sequence[Episode], options: SFTOptions) -> tuple[list[
     )
 
 
-def by_question(episodes: Sequence[Episode]) -> list[list[Episode]]:
-    groups: dict[str, list[Episode]] = {}
-    for episode in episodes:
-        groups.setdefault(episode.question_id, []).append(episode)
-    return list(groups.values())
-
-
 def update(
     policy: Any, optimizer: torch.optim.Optimizer, episodes: Sequence[Episode], step: int, options: SFTOptions,
     budget: Budget,
@@ -162,8 +158,7 @@ def update(
     """One step of AdamW on the mean loss of the policy's tokens. Returns that loss."""
     policy.train()
     loss = loss_of(policy, episodes, budget, backward=True)
-    rate = options.optimizer.learning_rate * height(step, options.max_steps)
-    update_weights(optimizer, rate, options.optimizer.max_norm)
+    update_weights(optimizer, options.learning_rate * height(step, options.max_steps))
     return loss
 
 

@@ -310,7 +310,7 @@ class DocumentStore:
         k: int = 5,
         mode: Mode = "hybrid",
         *,
-        fusion: Fusion = Fusion(),  # noqa: B008 it is frozen
+        fusion: Fusion = Fusion(),
         where: Where | None = None,
     ) -> list[Hit] | list[list[Hit]]:
         """The k best chunks for each query, best first; none for a blank query.
@@ -329,7 +329,7 @@ class DocumentStore:
         k: int,
         mode: Mode = "hybrid",
         *,
-        fusion: Fusion = Fusion(),  # noqa: B008 it is frozen
+        fusion: Fusion = Fusion(),
         query_vectors: NDArray[np.float32] | None = None,
         where: Where | None = None,
     ) -> list[Ranking]:

@@ -95,8 +95,7 @@ class Embedder:
 
     def probe(self) -> NDArray[np.float32]:
         """The vector of a sentence that is always the same, by which a model is known."""
-        vector_D: NDArray[np.float32] = self.encode_queries([PROBE])[0]
-        return vector_D
+        return self.encode_queries([PROBE])[0]
 
     def encode_passages(self, texts: Sequence[str]) -> Vectors:
         """In bf16 if that is faster here (1.8 times on such a CPU), else in full precision."""

@@ -119,8 +119,7 @@ def _scaled(scores: Scores, floor: float | None, ceiling: float | None) -> Score
     high = scores[0] if ceiling is None else ceiling
     if high == low:  # all equal: all count as the best, unless none of them matches
         return np.full_like(scores, 0.0 if floor is not None else 1.0)
-    scaled: Scores = (scores - low) / (high - low)
-    return scaled
+    return (scores - low) / (high - low)
 
 
 def _summed(rankings: Sequence[Ranking], parts: Sequence[Scores]) -> Ranking:

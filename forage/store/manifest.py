@@ -5,11 +5,9 @@ from __future__ import annotations
 import fcntl
 import os
 import weakref
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
 from forage.errors import UserError
 from forage.files import OURS, in_turn, sync
@@ -101,14 +99,9 @@ def read_store_manifest(path: Path) -> StoreManifest:
         instead = f", but {path / 'store'} does; give that" if inner else "; make one with data_prep.py"
         raise UserError(f"{path} holds no document store (no store.json){instead}")
     try:
-        return manifest_of(read_manifest(manifest, way_out))
+        return typed(StoreManifest, read_manifest(manifest, way_out))
     except ValueError as error:
         raise UserError(f"{manifest} is no store's manifest ({error}); {way_out}") from error
-
-
-def manifest_of(values: Mapping[str, Any]) -> StoreManifest:
-    """The manifest from its JSON. Raises ValueError if that is none."""
-    return typed(StoreManifest, values)
 
 
 def fingerprint_of(manifest: StoreManifest, chunks: str) -> str:

@@ -74,7 +74,7 @@ def folder_of(address: StoreAddress, data: Path) -> Path:
 
 
 def remote_store(address: StoreAddress) -> RemoteStore:
-    return RemoteStore(address.store, address.store_patience, address.store_timeout)
+    return RemoteStore(address.store, address.store_patience)
 
 
 def build_store(path: Path, documents: Iterable[Document], options: StoreOptions) -> DocumentStore:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from forage.arguments import TRUST, fixed
+from forage.arguments import TRUST
 from forage.errors import UserError, check_at_least_one
 from forage.text import without_passwords
 
@@ -62,8 +62,6 @@ class StoreAddress:
     it."""
     store_patience: float = 60.0
     """Seconds to keep retrying a store's server that doesn't answer, before the script stops."""
-    store_timeout: float = fixed(120.0)
-    """Seconds a store's server may take per request."""
 
     @property
     def is_server(self) -> bool:

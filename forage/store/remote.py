@@ -24,10 +24,10 @@ from forage.errors import UserError
 from forage.heartbeat import beat
 from forage.manifest import digest, file_digest
 from forage.store.fusion import Hit
-from forage.store.manifest import NO_EMBEDDER, StoreManifest, fingerprint_of, manifest_of
+from forage.store.manifest import NO_EMBEDDER, StoreManifest, fingerprint_of
 from forage.store.options import KEY, TOO_MUCH, Fusion, Mode, StoreOptions
 from forage.store.where import Where
-from forage.text import encodable, from_json, say, without_passwords
+from forage.text import encodable, from_json, say, typed, without_passwords
 
 if TYPE_CHECKING:
     from forage.store.embedder import Embedder
@@ -93,7 +93,7 @@ class RemoteStore:
         k: int = 5,
         mode: Mode = "hybrid",
         *,
-        fusion: Fusion = Fusion(),  # noqa: B008
+        fusion: Fusion = Fusion(),
         where: Where | None = None,
     ) -> list[list[Hit]]:
         """The k best chunks for each query, best first; none for a blank one. All queries go in one request."""
@@ -162,7 +162,7 @@ class RemoteStore:
         try:
             values = dict(from_json(reply.content))
             chunks = str(values.pop("chunks_digest"))
-            return manifest_of(values), chunks
+            return typed(StoreManifest, values), chunks
         except (ValueError, KeyError, TypeError) as error:
             raise UserError(f"{self.path}/manifest is no store's manifest ({said(reply)}); check --store") from error
 

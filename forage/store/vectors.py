@@ -20,6 +20,7 @@ from chromadb.errors import ChromaError, NotFoundError
 from numpy.typing import NDArray
 
 from forage.errors import UserError, first_line
+from forage.metrics import grouped
 from forage.store.fusion import Ids, Ranking, kth_bound
 
 PAGE = 2000  # ids in one request to Chroma
@@ -88,9 +89,7 @@ class VectorCollection:
     def matrix(self, keys: Sequence[str], dimension: int) -> NDArray[np.float32]:
         """(keys, dimension) vectors in the order of the keys."""
         vectors_ND = np.zeros((len(keys), dimension), np.float32)
-        rows: dict[str, list[int]] = {}
-        for row, key in enumerate(keys):
-            rows.setdefault(key, []).append(row)
+        rows = grouped((key, row) for row, key in enumerate(keys))
         wanted = list(rows)
         found = 0
         for part in _pages(len(wanted)):

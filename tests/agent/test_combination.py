@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forage.agent.rewards import combine_rewards, first_component, reward_matrix, rewards_of, scored, weights_by_name
+from forage.agent.rewards import combine_rewards, first_component, reward_matrix, rewarded, rewards_of, weights_by_name
 from forage.errors import UserError
 from tests.factories import EPISODE as EXAMPLE
 
@@ -78,8 +78,8 @@ def test_a_missing_reward_has_no_weight(method, expected):
 
 
 def test_a_missing_reward_is_absent_from_the_episode():
-    matrix = reward_matrix({"a": lambda e, q: [None, None], "b": lambda e, q: [0.5, 1]}, [EXAMPLE, EXAMPLE], [])
-    first, second = scored([EXAMPLE, EXAMPLE], ["a", "b"], matrix, combine_rewards(matrix))
+    functions = {"a": lambda e, q: [None, None], "b": lambda e, q: [0.5, 1]}
+    first, second = rewarded(functions, [EXAMPLE, EXAMPLE], [])
     assert (first.rewards, first.reward, second.reward) == ({"b": 0.5}, 0.5, 1.0)
 
 

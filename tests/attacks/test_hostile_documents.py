@@ -212,10 +212,12 @@ def is_calm(output):
     return plain == printable(plain)
 
 
-def on_terminal(show):
-    """What a function writes to a console that is a terminal."""
+def on_terminal(table, monkeypatch):
+    """What a table writes to a console that is a terminal."""
     out = io.StringIO()
-    show(Console(file=out, force_terminal=True, width=4000, color_system="truecolor"))
+    terminal = Console(file=out, force_terminal=True, width=4000, color_system="truecolor")
+    monkeypatch.setattr("forage.evaluation.report.Console", lambda width: terminal)
+    print_table(table)
     return out.getvalue()
 
 
@@ -235,7 +237,7 @@ def test_terminals_are_shown_text_and_obey_none(store_without_vectors, monkeypat
         view.rewarded([replace(EPISODE, rewards={text: 0.5})])
         stats = replace(STATS, notes=[text], rewards={"overall": [0.5], text: [0.5]})
         outputs = [
-            on_terminal(lambda console: print_table(tables_of([ROW | {"name": text}], text)[0], console)),
+            on_terminal(tables_of([ROW | {"name": text}], text)[0], monkeypatch),
             view.line(),
         ]
         print_step([stats], 9)

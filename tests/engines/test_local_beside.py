@@ -12,7 +12,7 @@ from forage.engines import local
 from forage.engines.base import EngineOptions, Job, Request
 from forage.engines.local import LocalEngine
 from forage.errors import UserError
-from forage.optimizer import OptimizerOptions
+from forage.grpo.options import UpdateOptions
 from forage.policy.adapters import publish_adapter
 from forage.policy.logprobs import token_logprobs
 from forage.policy.manifest import AdapterOptions, PolicyManifest, read_policy_manifest
@@ -46,7 +46,7 @@ def test_an_adapter_of_one_step_moves_the_sampler_as_it_moves_the_trainer_in_bf1
     base = generate(engine, *asked)
     policy = get_peft_model(model, LoraConfig(r=16, lora_alpha=32, target_modules=["lm_head"]))
     weights = {name: weight for name, weight in policy.named_parameters() if weight.requires_grad}
-    optimizer = torch.optim.AdamW(weights.values(), OptimizerOptions().learning_rate)
+    optimizer = torch.optim.AdamW(weights.values(), UpdateOptions().learning_rate)
     before = scores_of(policy, asked, base)
     before.mean().backward()
     for weight in weights.values():

@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 
-from forage.grpo.options import GuardOptions
 from forage.grpo.reporting import fault_of
 from forage.runs.stats import StepStats
 
@@ -16,8 +15,8 @@ def stats(step, well_formed=0.9, searches=1.0, **training):
     )  # fmt: skip
 
 
-def fault(rows, **options):
-    return fault_of([stats(n, **row) for n, row in enumerate(rows)], GuardOptions(**options))
+def fault(rows):
+    return fault_of([stats(n, **row) for n, row in enumerate(rows)])
 
 
 def test_a_fall_counts_when_its_window_is_under_the_share_of_the_best():
@@ -55,9 +54,9 @@ def test_updates_that_make_what_they_reward_less_likely():
 
 def test_nothing_to_compare_for_long_is_a_fault():
     flat = [replace(stats(n), groups={"total": 2, "flat": 2, "replaced": 0}) for n in range(10)]
-    assert fault_of(flat, GuardOptions()).startswith("in 10 steps, there was nothing to learn from")
-    assert fault_of(flat[:9], GuardOptions()) == ""
-    assert fault_of([*flat[:9], stats(9)], GuardOptions()) == ""
+    assert fault_of(flat).startswith("in 10 steps, there was nothing to learn from")
+    assert fault_of(flat[:9]) == ""
+    assert fault_of([*flat[:9], stats(9)]) == ""
     # Credits of words teach where rewards are equal, and masked episodes don't where rewards differ.
-    assert fault_of([*flat[:9], replace(flat[9], training={"taught": 1.0})], GuardOptions()) == ""
-    assert fault_of([replace(stats(n), training={"taught": 0.0}) for n in range(10)], GuardOptions())
+    assert fault_of([*flat[:9], replace(flat[9], training={"taught": 1.0})]) == ""
+    assert fault_of([replace(stats(n), training={"taught": 0.0}) for n in range(10)])

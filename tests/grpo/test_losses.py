@@ -13,7 +13,6 @@ from forage.grpo.losses import (
     add_stats,
     advantages,
     count_totals,
-    flat_groups,
     loss_sums,
     loss_terms,
     overlong_penalty,
@@ -76,7 +75,6 @@ def test_advantages_by_hand(method, expected):
     assert found.dtype == torch.float64
     assert found.tolist()[:6] == pytest.approx([low, low, high, high, pair, -pair], abs=1e-12)
     assert found.tolist()[6:] == [0.0] * 4  # exactly: 0.1 + 0.1 + 0.1 is not 0.3
-    assert flat_groups(rewards, groups) == {"d", "e"}
 
 
 def test_the_best_of_each_group_alone_is_imitated():

@@ -31,8 +31,8 @@ def by(version, plan):
 class PlayingAhead(Play):
     """Plays each plan, and then what a worker that is one step ahead would play with the same adapter."""
 
-    def __init__(self, options, settings, make_rewards, questions, embedder, learner):
-        super().__init__(options.run_dir, learner)
+    def __init__(self, options, settings, make_rewards, questions, embedder):
+        super().__init__(options.run_dir)
         self.opened = open_rollout(options.rollout, settings, make_rewards, questions, embedder)
         self.runner = asyncio.Runner()
         self.rollout = self.runner.run(self.opened.__aenter__())

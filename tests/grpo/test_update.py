@@ -46,10 +46,10 @@ class Watched(Learner):
             self.sizes[-1].append(batch.tokens)
         return super().score(batch, temperature)
 
-    def step(self, learning_rate, max_norm):
+    def step(self, learning_rate):
         self.updates += 1
         self.sizes.append([])
-        return super().step(learning_rate, max_norm)
+        return super().step(learning_rate)
 
     def weights_now(self):
         return {name: weight.detach().clone() for name, weight in self.policy.named_parameters()}
@@ -57,7 +57,7 @@ class Watched(Learner):
 
 def updated(learner, tiny, episodes, budget, epochs=1):
     options = tiny_options(tiny, tiny / "unused", token_budget=budget, epochs=epochs).update
-    figures = update(learner, prepare(episodes, options), UpdateContext(options, 0.01, 1.0, share_prompts=False))
+    figures = update(learner, prepare(episodes, options), UpdateContext(options, 1.0, share_prompts=False))
     return figures, learner.weights_now()
 
 
@@ -83,7 +83,7 @@ def test_the_second_epoch_compares_with_the_log_probabilities_of_the_first(tiny,
             sampler_BT = values_like(part, [episode.logprobs for episode in episodes])
             scored = ScoredBatch(part, advantages_N, scores.logprobs_BT, old_BT, sampler_BT)
             policy_loss(loss_terms(scored, options.loss, totals), options.loss).backward()
-        by_hand.step(0.01, options.optimizer.max_norm)
+        by_hand.step(0.01)
     for name, weight in by_hand.policy.named_parameters():
         assert torch.equal(weight, weights[name]), name
 
@@ -98,8 +98,8 @@ def test_the_likelihood_gained_is_that_of_sampled_tokens_of_better_episodes(tiny
     By hand: each of them by itself, before the update and after it.
     """
     learner = Learner(load_policy(read_policy_manifest(tiny / "policy")))
-    options = tiny_options(tiny, tiny / "unused", token_budget=LARGE).update
-    context = UpdateContext(options, 0.003, 1.0, share_prompts=share_prompts)
+    options = tiny_options(tiny, tiny / "unused", token_budget=LARGE, learning_rate=0.003).update
+    context = UpdateContext(options, 1.0, share_prompts=share_prompts)
     before = [sampled_logprobs(learner, episode) for episode in episodes]
     found = update(learner, prepare(episodes, options), context)["likelihood_gain"]
     gains = [sampled_logprobs(learner, e) - logprobs for e, logprobs in zip(episodes, before, strict=True)]

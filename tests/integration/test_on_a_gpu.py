@@ -154,7 +154,7 @@ def test_out_of_memory_halves_the_micro_batches_and_changes_no_gradient():
         learner, options = Learner(policy_of(torch.bfloat16)), UpdateOptions(memory=MemoryOptions(token_budget=budget))
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
-        figures = update(learner, prepare(episodes, options), UpdateContext(options, 1e-6, 1.0, share_prompts=False))
+        figures = update(learner, prepare(episodes, options), UpdateContext(options, 1.0, share_prompts=False))
         return figures["grad_norm"], learner.lowered_budget, torch.cuda.max_memory_allocated()
 
     (wanted, _, small), (_, none, large) = updated(10_000), updated(20_000)

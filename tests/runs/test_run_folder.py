@@ -12,7 +12,6 @@ from forage.runs.run_folder import run_folder, set_aside
 @dataclass
 class Inner:
     top_k: int = 1
-    api_key: str = "secret"
     urls: tuple[str, ...] = ("http://me:secret@gpu1:8100/", "http://gpu2")
 
 

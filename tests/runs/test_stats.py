@@ -1,6 +1,7 @@
 """Statistics: summaries by hand, files that come back as they were, and what differs between equal runs kept apart."""
 
 import json
+import time
 from dataclasses import replace
 
 import pytest
@@ -126,9 +127,10 @@ def test_a_verdict_does_not_depend_on_which_episode_ended_first():
 # Stopwatches by name
 
 
-def test_phases_by_hand():
+def test_phases_by_hand(monkeypatch):
     clock = Clock()
-    phases = Phases(clock)
+    monkeypatch.setattr(time, "perf_counter", clock)
+    phases = Phases()
     with phases("rollout"):
         clock.seconds = 2
         with phases("search"):
@@ -141,7 +143,7 @@ def test_phases_by_hand():
     assert phases.take() == {}
 
 
-def test_a_phase_has_the_work_that_it_left_to_the_gpu():
+def test_a_phase_has_the_work_that_it_left_to_the_gpu(monkeypatch):
     """A stand-in whose queued work takes its time only when it is waited for, as on a GPU."""
     clock, queued, waits = Clock(), [], []
 
@@ -150,7 +152,8 @@ def test_a_phase_has_the_work_that_it_left_to_the_gpu():
         clock.seconds += sum(queued)
         queued.clear()
 
-    phases = Phases(clock, synchronize)
+    monkeypatch.setattr(time, "perf_counter", clock)
+    phases = Phases(synchronize)
     with phases("update"):
         queued.append(7)
         with phases("backward"):

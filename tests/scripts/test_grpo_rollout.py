@@ -2,6 +2,7 @@
 
 import asyncio
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -173,7 +174,7 @@ def test_a_plan_goes_on_where_a_killed_worker_stopped(rollout, tmp_path):
     append_episodes(
         folder / "dead.jsonl", [replace(EPISODE, id=name, question_id=name.split("/")[0]) for name in written]
     )
-    asyncio.run(play_plan(rollout, tmp_path, plan, "w", poll=0.01, lease=0.1))
+    asyncio.run(play_plan(rollout, tmp_path, plan, "w", poll=0.01, make_claims=partial(Claims, lease=0.1)))
     assert {asked.split("/")[0] for asked in rollout.engine.asked} == {half, torn}
     episodes = Played(tmp_path, plan).gathered()
     assert len(episodes) == len({e.id for e in episodes}) == 6

@@ -33,7 +33,7 @@ QUERIES = ["sore toe at night", "cough", " ", "sore toe at night", "half an emoj
 def serving(store, asked=None):
     """As document_store.py serve does; `asked` collects the batches of queries."""
 
-    def search(queries, k, mode="sparse", fusion=Fusion(), where=None):  # noqa: B008
+    def search(queries, k, mode="sparse", fusion=Fusion(), where=None):
         if asked is not None:
             asked.append(queries)
         return store.search(queries, k, mode, fusion=fusion, where=where)

@@ -46,15 +46,14 @@ TRANSIENT = RETRIED | {"host_unreachable"}
 HOST_FAILURES = {"dns", "connect"}
 
 
+@dataclass(eq=False)
 class Unfetchable(Exception):
     """Why a page could not be fetched: a cause, and what is known about the response."""
 
-    def __init__(self, cause: str, detail: str, status: int | None = None, size: int = 0) -> None:
-        super().__init__(cause, detail)
-        self.cause = cause
-        self.detail = detail
-        self.status = status
-        self.size = size
+    cause: str
+    detail: str
+    status: int | None = None
+    size: int = 0
 
 
 def cause_of_status(status: int) -> str | None:

@@ -11,8 +11,8 @@ import hashlib
 import random
 import re
 import zlib
-from collections import defaultdict, deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections import defaultdict
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -34,8 +34,9 @@ from forage.data.scraping.content_folder import (
     opened,
 )
 from forage.data.scraping.hosts import Host, host_of, look_up, parse_url
-from forage.data.scraping.options import ScrapeOptions, split_address
+from forage.data.scraping.options import ScrapeOptions
 from forage.data.scraping.page_text import read_page
+from forage.metrics import grouped
 
 USER_AGENT = "forage (collects the pages of a question-answering data set)"
 ROBOT = "forage"  # the name that rules of robots.txt are matched against
@@ -186,7 +187,7 @@ class Fetcher:
         """
         name = host_of(url)
         if name in (resolve := self.options.resolve or {}):
-            return [split_address(resolve[name])]
+            return [resolve[name]]
         port = url.port or (443 if url.scheme == "https" else 80)
         if not host.addresses:
             host.addresses = await look_up(name, port, self.options.timeout, self.options.allow_local)
@@ -338,13 +339,10 @@ def _is_settled(folder: ContentFolder, url: str) -> bool:
 
 async def _fetch_all(urls: list[str], folder: ContentFolder, options: ScrapeOptions, on_page: OnPage) -> None:
     """All hosts at the same time. Each has its own queue and workers, so that a slow host holds up no other."""
-    queues: dict[str, deque[str]] = {}
-    for url in urls:
-        queues.setdefault(_queue_of(url), deque()).append(url)
 
-    async def work(queue: deque[str]) -> None:
-        while queue:
-            record = await fetcher.fetch(queue.popleft())
+    async def work(queue: Iterator[str]) -> None:
+        for url in queue:
+            record = await fetcher.fetch(url)
             folder.add(record)
             on_page(record)
 
@@ -355,8 +353,9 @@ async def _fetch_all(urls: list[str], folder: ContentFolder, options: ScrapeOpti
         asyncio.TaskGroup() as group,
     ):
         fetcher = Fetcher(options, transport, folder)
-        for queue in queues.values():
-            for _ in range(min(options.per_host, len(queue))):
+        for of_host in grouped((_queue_of(url), url) for url in urls).values():
+            queue = iter(of_host)
+            for _ in range(min(options.per_host, len(of_host))):
                 group.create_task(work(queue))
 
 

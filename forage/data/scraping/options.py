@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -29,8 +28,8 @@ class ScrapeOptions:
     """Largest page, in bytes after decompression."""
     allow_local: bool = False
     """Also fetch from private, loopback and other addresses that are not on the internet."""
-    resolve: Mapping[str, str] | None = fixed(None)
-    """host -> address:port to connect to instead (host in lower case), like curl --connect-to; the address may be
+    resolve: Mapping[str, tuple[str, int]] | None = fixed(None)
+    """host -> (address, port) to connect to instead (host in lower case), like curl --connect-to; the address may be
     local. For the sample's own server."""
 
     def check(self) -> None:
@@ -38,9 +37,3 @@ class ScrapeOptions:
         check_at_least_one(self, "batch_size", "per_host")
         if not self.timeout > 0:  # NaN is refused too
             raise UserError(f"--timeout {self.timeout} must be over 0")
-
-
-def split_address(target: str) -> tuple[str, int]:
-    """Example: '127.0.0.1:80' gives ('127.0.0.1', 80)."""
-    address, _, port = target.rpartition(":")
-    return str(ipaddress.ip_address(address.strip("[]"))), int(port)

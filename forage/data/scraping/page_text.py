@@ -21,6 +21,8 @@ from bs4 import BeautifulSoup, Tag
 from bs4.dammit import EncodingDetector
 from bs4.element import NavigableString, PreformattedString
 
+from forage.metrics import grouped
+
 HEADINGS = ("h1", "h2", "h3", "h4", "h5", "h6")
 MAIN_PARTS = ("main", "article")
 # A parsed tag takes about a kilobyte, so 5 MB of "<b>" would fill the memory; a long article has 10,000 tags.
@@ -134,9 +136,7 @@ def _one_line(text: str) -> str:
 
 def drop_boilerplate(pages: Mapping[str, Page], site_of: Callable[[str], str]) -> tuple[dict[str, Page], Counter[str]]:
     """The pages, by their addresses, without what recurs on their site; on how many pages each such text was."""
-    by_site: dict[str, list[Page]] = {}
-    for address, page in pages.items():
-        by_site.setdefault(site_of(address), []).append(page)
+    by_site = grouped((site_of(address), page) for address, page in pages.items())
     recurring = {site: recurring_blocks(its_pages) for site, its_pages in by_site.items()}
     own, dropped = {}, Counter[str]()
     for address, page in pages.items():

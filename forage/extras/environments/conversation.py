@@ -13,20 +13,14 @@ from typing import Any
 
 from forage.agent.agent import Agent, EpisodeBuilder, TurnTokens, sample_name
 from forage.agent.episode import Episode
-from forage.agent.protocol import RESPONSE, Protocol
-from forage.agent.rewards import MakeRewards, rewards_of
-from forage.agent.searcher import Searcher
+from forage.agent.protocol import RESPONSE
+from forage.agent.rewards import MakeRewards
 from forage.data.records import Question
 from forage.data.splits import read_splits
 from forage.engines.base import Engine
 from forage.errors import UserError
-from forage.policy.manifest import read_policy_manifest
-from forage.policy.policy import load_tokenizer
-from forage.rollout.agreement import open_embedder
 from forage.rollout.options import RolloutOptions
-from forage.rollout.rollout import Rollout
-from forage.store.manifest import NO_EMBEDDER
-from forage.store.opening import open_address
+from forage.rollout.rollout import Rollout, rollout_with
 from forage.text import encodable
 
 
@@ -41,12 +35,7 @@ def open_environment(options: RolloutOptions, make_rewards: MakeRewards) -> Roll
     say how long a passage is, and how the agent searches."""
     options.check()
     settings = options.search.settle(options.policy)
-    protocol = Protocol.playing(load_tokenizer(read_policy_manifest(options.policy)), settings)
-    store = open_address(options.address, options.data)
-    embedder = store.embedder if store.options.embedder != NO_EMBEDDER else open_embedder(store.manifest)
-    searcher = Searcher(lambda: store, settings)
-    rewards = rewards_of(make_rewards, embedder, searcher, options.weights)
-    return Rollout(options, Elsewhere(), protocol, searcher, rewards, read_splits(options.data))
+    return rollout_with(Elsewhere(), options, settings, make_rewards, read_splits(options.data))
 
 
 class Conversation:

@@ -16,13 +16,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
 from typing import Annotated
 
 from forage.agent.agent import Agent, BatchedSearch, EpisodeBuilder, TurnTokens, turn_seed
-from forage.agent.episode import Episode, Turn, episode_files, read_episodes
+from forage.agent.episode import Episode, Turn, episodes_in
 from forage.agent.options import read_agent
 from forage.agent.protocol import Protocol
 from forage.agent.tools import functions_for
@@ -57,7 +57,7 @@ class Options:
     """The run's policy, if it has been moved."""
     instead: Path | None = None
     """File of passages that every search finds, in the format of documents.jsonl: id, title and text on each line."""
-    engine: EngineOptions = field(default_factory=lambda: EngineOptions(engine="local"))
+    engine: EngineOptions = EngineOptions(engine="local")
 
 
 @dataclass(frozen=True)
@@ -111,10 +111,9 @@ def found(options: Options) -> tuple[int, Episode]:
     """(step, episode)."""
     folders = [path for path in (options.run_dir / "episodes").glob("[0-9]*") if path.name.isdigit()]
     for folder in sorted(folders, reverse=True):
-        if options.step in (-1, int(folder.name)):
-            played = (each for path in episode_files(folder) for each in read_episodes(path))
-            if episode := next((each for each in played if each.id == options.episode), None):
-                return int(folder.name), episode
+        played = episodes_in(folder) if options.step in (-1, int(folder.name)) else ()
+        if episode := next((each for each in played if each.id == options.episode), None):
+            return int(folder.name), episode
     where = f"step {options.step} of " if options.step >= 0 else ""
     raise UserError(f"{where}{options.run_dir} has no episode {options.episode}; its .jsonl files say which there are")
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from forage.agent.episode import Episode, episode_files, read_episodes
+from forage.agent.episode import Episode, episode_files, episodes_in
 from forage.arguments import POSITIONAL, run_script
 from forage.data.records import Question
 from forage.data.splits import read_train
@@ -79,11 +79,11 @@ def all_of(earned: Earned) -> list[float]:
 
 def played_in(run_dir: Path) -> Iterator[Episode]:
     """All episodes of a run."""
-    files = [file for step in sorted((run_dir / "episodes").glob("*/")) for file in episode_files(step)]
-    if not files:
+    steps = [step for step in sorted((run_dir / "episodes").glob("*/")) if episode_files(step)]
+    if not steps:
         raise UserError(f"{run_dir}/episodes has no episodes; give the --run-dir of a training run")
-    for file in files:
-        yield from read_episodes(file)
+    for step in steps:
+        yield from episodes_in(step)
 
 
 def earnings(episodes: Iterable[Episode], questions: Sequence[Question]) -> Iterator[tuple[str, str, float]]:

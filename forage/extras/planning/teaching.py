@@ -14,7 +14,7 @@ import random
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -61,9 +61,9 @@ class Options:
     """Random training questions for which the teacher plans."""
     seed: int = 0
     """Seed for these choices."""
-    teacher: TeacherOptions = field(default_factory=TeacherOptions)
-    search: SearchOptions = field(default_factory=SearchOptions)
-    address: StoreAddress = field(default_factory=StoreAddress)
+    teacher: TeacherOptions = TeacherOptions()
+    search: SearchOptions = SearchOptions()
+    address: StoreAddress = StoreAddress()
 
 
 def main(options: Options) -> None:

@@ -299,23 +299,18 @@ def load_tokenizer(model: str) -> Any:
 
 def load_policy(model: str, tokenizer: Any, options: Options) -> Policy:
     """A model as a policy, without an adapter yet."""
-    pad_id = with_padding(tokenizer).pad_token_id
-    # In bf16, most of an update at a learning rate of 1e-5 is rounded away: only 1.7 % of the weights change.
-    dtype = compute_dtype(options.actor.dtype) if options.actor.lora_rank else torch.float32
-    return Policy(load_lm(model, dtype), options.sampling, tokenizer.eos_token_id, pad_id, options.ppo.micro_batch)
-
-
-def load_lm(name: str, dtype: torch.dtype) -> Any:
-    """A causal language model that computes in `dtype`."""
     from transformers import AutoModelForCausalLM, GenerationConfig
     from transformers.utils import logging
 
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    lm: Any = AutoModelForCausalLM.from_pretrained(name, dtype=dtype)
+    # In bf16, most of an update at a learning rate of 1e-5 is rounded away: only 1.7 % of the weights change.
+    dtype = compute_dtype(options.actor.dtype) if options.actor.lora_rank else torch.float32
+    lm: Any = AutoModelForCausalLM.from_pretrained(model, dtype=dtype)
     lm.to(process_device())
     # A model's own generation settings (e.g. Qwen's repetition penalty) would mix with ours.
     lm.generation_config = GenerationConfig()  # type: ignore[no-untyped-call]
-    return lm.eval()
+    pad_id = with_padding(tokenizer).pad_token_id
+    return Policy(lm, options.sampling, tokenizer.eos_token_id, pad_id, options.ppo.micro_batch)
 
 
 def save_lm(policy: Policy, source: str, tokenizer: Any, folder: Path) -> None:

@@ -28,6 +28,7 @@ from forage.store.options import StoreAddress, StoreOptions
 from forage.text import from_json, say
 
 HELD_OUT_SHARE = 0.2  # of the documents, where there is no eval.jsonl
+MAX_PROMPT = 256  # tokens; questions with a longer prompt are left out and reported
 TITLE_WORDS = 12  # a document's first line may be all of it
 
 Search = Callable[[Sequence[str]], list[list[str]]]
@@ -118,14 +119,14 @@ def make_rows(
     tokenizer: Any, questions: Sequence[Question], options: RewriteOptions, left_out: Counter[str],
     titles_for: Callable[[str], list[str]],
 ) -> list[Row]:  # fmt: skip
-    """The questions with their prompts, but for those with a prompt over --max-prompt-tokens."""
+    """The questions with their prompts, but for those whose prompt is too long."""
     rows = []
     for one in questions:
         asked = with_titles(one.question, titles_for(one.question)[: options.titles] if options.titles else [])
         prompt = prompt_tokens(tokenizer, REWRITE, asked)
         rows.append(Row(one.question, one.relevant_doc_ids, tuple(prompt)))
-    kept = [row for row in rows if len(row.prompt) <= options.max_prompt_tokens]
-    left_out[f"a prompt of over {options.max_prompt_tokens} tokens"] += len(rows) - len(kept)
+    kept = [row for row in rows if len(row.prompt) <= MAX_PROMPT]
+    left_out[f"a prompt of over {MAX_PROMPT} tokens"] += len(rows) - len(kept)
     return kept
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
+from forage.agent.options import DEPTH
 from forage.agent.prompts import RewriteMode
 from forage.arguments import TRUST, fixed
 from forage.errors import UserError, check_at_least_one
@@ -17,7 +18,7 @@ from forage.store.options import Mode, StoreAddress
 
 MARK = ".query_rewriter"  # marks a model folder that train_ppo.py wrote and may replace
 
-GAIN, DEPTH = "gain", 100  # the reward that looks at more than the best k documents, and at how many
+GAIN = "gain"  # the reward that looks at more than the best k documents: at DEPTH
 
 
 @dataclass(frozen=True)
@@ -32,11 +33,6 @@ class RewriteOptions:
     titles: int = 0
     """Below the question, show the model the titles (first lines) of the first N documents that the question finds; 0:
     none."""
-    max_prompt_tokens: int = fixed(256)
-    """Questions with a longer prompt are left out and reported."""
-
-    def check(self) -> None:
-        check_at_least_one(self, "query_weight")
 
 
 @dataclass(frozen=True)
@@ -161,10 +157,10 @@ class Options:
     relevant_doc_ids), as module:Class."""
     backend: Literal["trl", "own"] = "trl"
     """Training loop: TRL's trainer (trl), or our own, which is faster (own)."""
-    query: RewriteOptions = field(default_factory=RewriteOptions)
-    sampling: SamplingOptions = field(default_factory=SamplingOptions)
-    actor: ActorOptions = field(default_factory=ActorOptions)
-    ppo: PPOOptions = field(default_factory=PPOOptions)
+    query: RewriteOptions = RewriteOptions()
+    sampling: SamplingOptions = SamplingOptions()
+    actor: ActorOptions = ActorOptions()
+    ppo: PPOOptions = PPOOptions()
     warm_steps: int = 0
     """Updates of a supervised warm start before PPO; 0: none."""
     max_steps: int = 6
@@ -182,8 +178,9 @@ class Options:
 
     def check(self) -> None:
         """Fail before anything is loaded."""
-        for part in (self.query, self.sampling, self.ppo):
-            part.check()
+        self.sampling.check()
+        self.ppo.check()
+        check_at_least_one(self.query, "query_weight")
         check_at_least_one(self, "k", "save_every")
         if self.ppo.algorithm == "grpo" and self.backend == "trl":
             raise UserError("--algorithm grpo is not in TRL's loop; add --backend own")

@@ -22,7 +22,8 @@ from torch import Tensor
 from forage.extras.rewriter.actors import Actors, model_inputs
 from forage.extras.rewriter.data import Row
 from forage.extras.rewriter.options import PPOOptions
-from forage.grpo.losses import add_stats, advantages, flat_groups
+from forage.grpo.losses import add_stats, advantages
+from forage.optimizer import MAX_NORM
 
 Score = Callable[[Sequence[Row], Sequence[Sequence[int]]], list[float]]
 """Gives a reward for each row's response, whose tokens include the eos."""
@@ -48,9 +49,6 @@ class Training:
     options: PPOOptions
     score: Score
     after_update: AfterUpdate
-
-
-MAX_NORM = 1.0  # gradients are clipped to this norm
 
 
 def make_optimizer(actors: Actors, learning_rate: float, norms: list[float]) -> torch.optim.Optimizer:
@@ -117,10 +115,10 @@ def over_others(scores_B: Tensor, penalty_B: Tensor, size: int) -> Tensor:
 
     Example, groups of two: scores 0, 1, 1, 1 and penalties 0, 0, 0, -.1 give -.707, .707, 0, 0.
     """
-    groups, totals_B = [place // size for place in range(len(scores_B))], scores_B + penalty_B
-    flat = flat_groups(scores_B, groups)
-    flat_B = torch.tensor([group in flat for group in groups], device=scores_B.device)
-    return advantages(totals_B.masked_fill(flat_B, 0.0), groups).float()
+    scores_GS = scores_B.view(-1, size)
+    equal_B = (scores_GS == scores_GS[:, :1]).all(1).repeat_interleave(size)
+    groups = [place // size for place in range(len(scores_B))]
+    return advantages((scores_B + penalty_B).masked_fill(equal_B, 0.0), groups).float()
 
 
 def masked_mean(values_BR: Tensor, mask_BR: Tensor, count: Tensor | None = None) -> Tensor:

@@ -7,13 +7,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
+from forage.agent.options import DEPTH
 from forage.agent.prompts import final_query
 from forage.agent.rewards import rank_score
 from forage.arguments import imported
 from forage.errors import UserError
 from forage.extras.rewriter.actors import text_of
 from forage.extras.rewriter.data import Row, Search
-from forage.extras.rewriter.options import DEPTH, GAIN, RewriteOptions
+from forage.extras.rewriter.options import GAIN, RewriteOptions
 from forage.metrics import ndcg, recall, reciprocal_rank
 
 MEASURES: dict[str, Callable[[Sequence[str], Sequence[str], int], float]] = {
@@ -29,7 +30,7 @@ def nearness(found: Sequence[str], relevant: Sequence[str]) -> float:
     Example: one of two found at rank 10, the other not at all: (.5 + 0) / 2 = .25.
     """
     ranks = [place for place, doc_id in enumerate(found, 1) if doc_id in set(relevant)]
-    return math.fsum(rank_score(rank, DEPTH) for rank in ranks) / len(relevant)
+    return math.fsum(rank_score(rank) for rank in ranks) / len(relevant)
 
 
 Reward = Callable[[str, Sequence[str]], float]

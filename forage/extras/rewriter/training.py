@@ -45,14 +45,13 @@ from forage.manifest import plain
 from forage.metrics import bootstrapped, clear, figure, span, verdict
 from forage.optimizer import adamw, update_weights
 from forage.policy.checkpoint import load_checkpoint, save_checkpoint
-from forage.processes import gathered, is_first, rank, world
+from forage.processes import all_gather, is_first, rank, world
 from forage.runs import trackers
 from forage.runs.plots import STYLE, draw_panel, save_figure
 from forage.runs.trackers import Log, chosen, open_tracker
 from forage.text import body_of
 
 IGNORED = -100  # label of tokens that are not learned
-MAX_NORM = 1.0
 WARM_WORDS = 12  # of a document, which the model learns to write
 WARM_BATCH = 8  # questions of its update
 
@@ -95,7 +94,7 @@ def train_warm(policy: Policy, tokenizer: Any, examples: Sequence[Example], step
         batch = [draw.choice(examples) for _ in range(WARM_BATCH)]
         loss = warm_loss(policy, tokenizer, batch)
         loss.backward()
-        update_weights(optimizer, rate * (1 - step / steps), MAX_NORM)
+        update_weights(optimizer, rate * (1 - step / steps))
         if (step + 1) % 10 == 0 or step + 1 == steps:
             print(f"warm start, update {step + 1} of {steps}: loss {loss.item():.3f}", flush=True)
 
@@ -191,7 +190,7 @@ class Recorder:
         if bad:
             raise UserError(f"update {step}: {bad} is {metrics[bad]}; training diverged, lower --learning-rate")
         self.history.append(metrics)
-        episodes = gathered(self.scorer.episodes)
+        episodes = [episode for part in all_gather(self.scorer.episodes) for episode in part]
         if is_first():
             self._keep(step, metrics, episodes)
         self.norms.clear()
@@ -256,7 +255,7 @@ class Measurement:
     way: str
     searched: list[str]
     values: dict[str, list[float]]
-    """Of each of MEASURES, by question."""
+    """By the names of MEASURES, each question's value."""
 
 
 def measure(way: str, rows: Sequence[Row], searched: Sequence[str], search: Search, k: int) -> Measurement:

@@ -71,13 +71,11 @@ def serve_stdio(server: MCPServer[Any]) -> None:
 
 def http_app(server: MCPServer[Any], host: str, key: str = "") -> App:
     """Without sessions, which a search doesn't need: clients survive a restart of the server."""
-    logging.getLogger("mcp.server.streamable_http").addFilter(lambda record: not left_early(record))
+    # Where a client left before its request was whole, MCP's server reports an error of its own.
+    logging.getLogger("mcp.server.streamable_http").addFilter(
+        lambda record: not (record.exc_info and isinstance(record.exc_info[1], ClientDisconnect))
+    )
     app = server.streamable_http_app(
         streamable_http_path=PATH, json_response=True, stateless_http=True, transport_security=CHECKED
     )
     return guarded(app, host, key)
-
-
-def left_early(record: logging.LogRecord) -> bool:
-    """Whether a client left before its request was whole, which MCP's server reports as an error of its own."""
-    return bool(record.exc_info) and isinstance(record.exc_info[1], ClientDisconnect)  # type: ignore[index]

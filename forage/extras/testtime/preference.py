@@ -136,8 +136,7 @@ def fit(rows_NF: Rows, pairs: Pairs) -> tuple[Floats, float]:
 
 def scores(rows_NF: Rows, weights_F: Floats, intercept: float) -> Floats:
     """Between 0 and 1. Example: features (2, 0), weights (.5, 3), intercept -1 give .5."""
-    scores_N: Floats = 1 / (1 + np.exp(-(rows_NF @ weights_F + intercept)))
-    return scores_N
+    return 1 / (1 + np.exp(-(rows_NF @ weights_F + intercept)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -156,8 +155,7 @@ class Preference:
         if not episodes:
             return []
         rows_NF = features(self.embedder, protocol, question, episodes)
-        found: list[float] = scores(rows_NF, self.weights_F, self.intercept).tolist()
-        return found
+        return scores(rows_NF, self.weights_F, self.intercept).tolist()
 
     @classmethod
     def load(cls, folder: Path, embedder: Embedder) -> Preference:

@@ -37,6 +37,7 @@ from forage.evaluation.baselines import Aside, ask
 from forage.evaluation.outcomes import Outcome
 from forage.extras.testtime.best_of import candidates, plain
 from forage.extras.testtime.scorers import WORDS, covered, relevance, shown, support
+from forage.metrics import grouped
 
 DISTINGUISH = (
     "Two answers to a {subject}question differ. Write one search query, a few words, that finds a text which tells "
@@ -109,10 +110,7 @@ class SStar:
 
 def clusters(episodes: Sequence[Episode]) -> list[list[Episode]]:
     """Groups of episodes with the same answer, in the order of their first. Example: Rest., ice, rest give two."""
-    groups: dict[str, list[Episode]] = {}
-    for episode in episodes:
-        groups.setdefault(plain(episode.answer), []).append(episode)
-    return list(groups.values())
+    return list(grouped((plain(episode.answer), episode) for episode in episodes).values())
 
 
 def passed(protocol: Protocol, question: Question, episode: Episode) -> tuple[float, float]:

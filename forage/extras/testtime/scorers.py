@@ -126,8 +126,7 @@ def agreement(_: Protocol, __: Question, episodes: Sequence[Episode]) -> list[fl
     if len(answers) < 2:
         return [1.0 if answer else 0.0 for answer in answers]
     alike_NN = np.array([[token_f1(one, other) if one and other else 0.0 for other in answers] for one in answers])
-    means: list[float] = ((alike_NN.sum(axis=1) - alike_NN.diagonal()) / (len(answers) - 1)).tolist()
-    return means
+    return ((alike_NN.sum(axis=1) - alike_NN.diagonal()) / (len(answers) - 1)).tolist()
 
 
 def looks_good(protocol: Protocol, question: Question, episodes: Sequence[Episode]) -> list[float]:
@@ -136,5 +135,4 @@ def looks_good(protocol: Protocol, question: Question, episodes: Sequence[Episod
     The episode keeps to the protocol, its passages cover the question, and they support the answer.
     """
     signs = [sign(protocol, question, episodes) for sign in (well_formed, relevance, support)]
-    means: list[float] = np.mean(signs, axis=0).tolist()
-    return means
+    return np.mean(signs, axis=0).tolist()

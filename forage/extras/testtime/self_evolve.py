@@ -49,14 +49,14 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 from forage.agent.episode import Episode, Turn, write_episodes
 from forage.agent.options import SearchOptions
 from forage.agent.protocol import Protocol
-from forage.agent.rewards import ROUNDING, RewardFunction, combine_rewards, reward_matrix, rewards_of, scored
+from forage.agent.rewards import ROUNDING, RewardFunction, rewarded, rewards_of
 from forage.agent.searcher import Searcher
 from forage.agent.vetting import Vetting
 from forage.arguments import run_script
@@ -68,7 +68,6 @@ from forage.evaluation.options import EvaluationOptions, is_learned, read_system
 from forage.evaluation.outcomes import OutcomeLog
 from forage.extras.testtime import train_scorer
 from forage.files import check_apart, check_folder, filling_folder
-from forage.optimizer import OptimizerOptions
 from forage.policy.adapters import adapter_path
 from forage.policy.manifest import read_policy_manifest
 from forage.policy.policy import load_tokenizer
@@ -85,7 +84,7 @@ FIRST_SEARCH = "best_of:8"  # of round 1, when there is no learned scorer yet
 MEASURED = ("single", "best_of:8")
 # These may change between calls with one output folder: what is there stays valid, and more rounds go on from it.
 FREE = (
-    "rounds", "concurrency", "address.store_patience", "address.store_timeout",
+    "rounds", "concurrency", "address.store_patience",
     *(f"engine.{each.name}" for each in fields(EngineOptions)),
 )  # fmt: skip
 
@@ -113,9 +112,9 @@ class EvolveOptions:
     """Updates of each round's training."""
     learning_rate: float = 5e-4
     """Learning rate of each round's training; 0: as in sft_train.py."""
-    engine: EngineOptions = field(default_factory=EngineOptions)
-    address: StoreAddress = field(default_factory=StoreAddress)
-    sampling: Sampling = field(default_factory=lambda: Sampling(temperature=0.7))
+    engine: EngineOptions = EngineOptions()
+    address: StoreAddress = StoreAddress()
+    sampling: Sampling = Sampling(temperature=0.7)
     concurrency: int = 16
     """Questions played at once. With --engine local also the number of sequences sampled in one batch."""
     seed: int = 0
@@ -198,7 +197,7 @@ def evolve(options: EvolveOptions, number: int) -> None:
         importlib.import_module("sft_train").main(SFTOptions(
             options.data, options.policy, here / "policy", num_demonstrations=0, keep="last",
             demonstrations=tuple(options.round(earlier) / "kept.jsonl" for earlier in rounds), address=options.address,
-            max_steps=options.max_steps, optimizer=OptimizerOptions(learning_rate=options.learning_rate),
+            max_steps=options.max_steps, learning_rate=options.learning_rate,
             seed=options.seed,
         ))  # fmt: skip
 
@@ -224,7 +223,7 @@ def select(search: OutcomeLog, first: OutcomeLog, data: Path, policy: Path, addr
         importlib.import_module(ROLLOUT).get_reward_functions, open_embedder(manifest_at(address, data)[0]),
         Searcher(lambda: open_address(address, data), settings),
     )  # fmt: skip
-    vetting = Vetting.over(data, protocol, settings)
+    vetting = Vetting(protocol, settings, read_held_out(data))
     outcomes, firsts, kept = search.results(), first.results(), []
     for question in read_train(data):
         if question.id in outcomes:
@@ -248,10 +247,9 @@ def best(
 ) -> Episode | None:
     """The candidate with the highest reward, the first of equal ones; None if none beats the first sample."""
     episodes = [*candidates, first]
-    rewards_NR = reward_matrix(functions, episodes, [question] * len(episodes))
-    *rewarded, last = scored(episodes, list(functions), rewards_NR, combine_rewards(rewards_NR))
+    *others, last = rewarded(functions, episodes, [question] * len(episodes))
     # A lead that rounding could have made is none: an answer may be embedded in two batches.
-    better = [episode for episode in rewarded if episode.reward >= last.reward + ROUNDING]
+    better = [episode for episode in others if episode.reward >= last.reward + ROUNDING]
     return max(better, key=lambda episode: episode.reward, default=None)
 
 

@@ -31,7 +31,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -54,6 +54,7 @@ from forage.extras.testtime.preference import CARD, FEATURES, OPEN, Floats, Pair
 from forage.extras.testtime.scorers import unanswered
 from forage.files import check_apart, check_folder, filling_folder
 from forage.manifest import plain, write_manifest
+from forage.metrics import grouped
 from forage.policy.policy import load_tokenizer
 from forage.rollout.agreement import open_embedder
 from forage.store.embedder import Embedder
@@ -127,10 +128,10 @@ def siblings_of(episodes: Sequence[Episode], rewards_N: Floats) -> Iterator[tupl
     """(what is compared, Q-values): the finished episodes, then the nodes after one turn, after two, and so on."""
     yield episodes, rewards_N
     for depth in range(1, max(len(episode.turns) for episode in episodes)):
-        below: dict[tuple[int, ...], list[int]] = {}
-        for number, episode in enumerate(episodes):
-            if len(episode.turns) > depth:
-                below.setdefault(episode.ids[: episode.turns[depth].start], []).append(number)
+        below = grouped(
+            (episode.ids[: episode.turns[depth].start], number)
+            for number, episode in enumerate(episodes) if len(episode.turns) > depth
+        )  # fmt: skip
         nodes = [cut_after(episodes[numbers[0]], depth) for numbers in below.values()]
         yield nodes, np.array([rewards_N[numbers].mean() for numbers in below.values()])
 
@@ -185,8 +186,8 @@ class Options:
     """Share of the questions to measure the model on, without learning from them; 0: none."""
     seed: int = 0
     """Seed for drawing which questions are held out."""
-    search: SearchOptions = field(default_factory=SearchOptions)
-    address: StoreAddress = field(default_factory=StoreAddress)
+    search: SearchOptions = SearchOptions()
+    address: StoreAddress = StoreAddress()
 
     def check(self) -> None:
         self.address.check()

@@ -83,7 +83,8 @@ def closed_port():
 def options_for(urls, server, **changes):
     """Options that send the .test hosts of the URLs to the server."""
     hosts = {host for url in urls if (host := urlsplit(url).hostname or "").endswith(".test")}
-    resolve = dict.fromkeys(hosts, server.address) | changes.pop("resolve", {})
+    host, _, port = server.address.partition(":")
+    resolve = dict.fromkeys(hosts, (host, int(port))) | changes.pop("resolve", {})
     return ScrapeOptions(**{**QUICK, **changes, "resolve": resolve})
 
 
@@ -200,7 +201,7 @@ def test_every_misbehaviour_has_its_cause(server, closed_port, tmp_path, monkeyp
     options = options_for(
         expected,
         server,
-        resolve={"closed.test": f"127.0.0.1:{closed_port}"},
+        resolve={"closed.test": ("127.0.0.1", closed_port)},
     )
     seen = []
     records = scrape([*expected, *expected], tmp_path, options, on_page=seen.append)

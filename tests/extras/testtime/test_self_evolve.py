@@ -13,6 +13,7 @@ from forage.agent.episode import read_episodes
 from forage.agent.options import AgentSettings
 from forage.agent.vetting import Vetting
 from forage.data.records import Question, read_questions
+from forage.data.splits import read_held_out
 from forage.engines.base import Sampling
 from forage.errors import UserError
 from forage.evaluation.outcomes import Outcome, OutcomeLog
@@ -138,7 +139,7 @@ def test_of_each_question_the_best_is_kept(logs, questions, tiny, tiny_protocol,
     assert [episode.id for episode in kept] == ["q2/0", "q3/2"]  # in the order of train.jsonl
     assert kept[0].rewards == {"mrr": 1.0, "answer_similarity": pytest.approx(1.0), "format": 1.0}
     assert kept[0].reward == pytest.approx(1.0)
-    assert Vetting.over(tiny / "data", tiny_protocol, AgentSettings()).read(tmp_path / "kept.jsonl") == kept
+    assert Vetting(tiny_protocol, AgentSettings(), read_held_out(tiny / "data")).read(tmp_path / "kept.jsonl") == kept
     assert "2 of 4 questions have an episode that is better" in capsys.readouterr().out
 
 
