@@ -83,10 +83,6 @@ def test_a_second_run_fetches_and_embeds_nothing_and_writes_the_same(prepared):
     assert "(embedded now: 0)" in done.stdout
     shown = r"^shown by searches, hybrid +by one \d\d%, by one of 9 passages \d\d%, by whole documents"
     assert re.search(shown, done.stdout, re.MULTILINE)
-        r"^shown by searches, hybrid +by one \d\d%, by one of 9 passages \d\d%, by whole documents",
-        done.stdout,
-        re.MULTILINE,
-    )
     assert re.search(r"^answers of which a passage shows less than most +28%$", done.stdout, re.MULTILINE)
     assert "7 (on 16 pages: 'Reviewed by the library’s editors. " in done.stdout
     assert {name: (prepared / name).read_bytes() for name in names} == before
