@@ -88,6 +88,7 @@ def test_update_options_that_teach_nothing_or_mean_nothing():
 # Whole runs
 
 
+@pytest.mark.usefixtures("no_plots")
 def test_a_resumed_run_is_asked_for_nothing_again(tiny, tmp_path, monkeypatch):
     """What is left out is the run's; what is given and contradicts it is refused, all of it at once."""
     monkeypatch.setattr(grpo_rollout, "get_reward_functions", rewards_of_tokens)
