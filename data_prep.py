@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,7 +37,7 @@ from forage.store.options import StoreOptions
 if TYPE_CHECKING:
     from forage.data.chunking import Chunk
     from forage.data.corpus import Dataset
-    from forage.extras.questions.two_documents import Passages
+    from forage.extras.questions.two_documents import Describe, Passages
     from forage.store.document_store import DocumentStore
 
 TOP = (
@@ -141,7 +142,7 @@ def write(source: Source, options: Options) -> None:
     for words in options.making.second_hop:
         folder = out / f"{SECOND_HOP}_{words}"
         linked[f"questions for two searches, {folder.name}"] = write_linked(
-            folder, passages, store, (train, held_out), words, options.seed
+            folder, passages, store, (train, held_out), words, options
         )
     write_jsonl(out / "eval.jsonl", held_out)
     rows = source.told | {
@@ -155,18 +156,25 @@ def write(source: Source, options: Options) -> None:
     print("\n".join(f"{what:46} {count}" for what, count in rows.items()))
 
 
-def write_linked(folder: Path, passages: Passages, store: DocumentStore, split: Split, words: int, seed: int) -> str:
+def write_linked(
+    folder: Path, passages: Passages, store: DocumentStore, split: Split, words: int, options: Options
+) -> str:
     """Write questions that need two documents into a folder of their own, with the same store; what is told of it."""
     from forage.extras.questions.headroom import attacks, modes_of
-    from forage.extras.questions.two_documents import FOUND, link
+    from forage.extras.questions.making import described
+    from forage.extras.questions.two_documents import FOUND, description, link
 
     def ranks(queries: Sequence[str]) -> list[list[str]]:
         found = [store.search(queries, FOUND, mode) for mode in modes_of(store)]
         return [[hit.chunk_id for hits in several for hit in hits] for several in zip(*found, strict=True)]
 
+    apart = passages.apart(*split)
+    describe: Describe = partial(description, passages.telling, words, options.seed)
+    if options.making.make_questions:
+        describe = described([*apart[0], *apart[1]], options.making, options.output_dir)
     made = [
-        link(passages, side, mentions, words, ranks, seed)
-        for side, mentions in zip(split, passages.apart(*split), strict=True)
+        link(passages, side, mentions, describe, ranks, options.seed)
+        for side, mentions in zip(split, apart, strict=True)
     ]
     both = {question.id for question in shared(made[0].kept, made[1].kept)}  # of few words, two may be the same
     made[0] = replace(made[0], kept=[question for question in made[0].kept if question.id not in both])

@@ -1,6 +1,8 @@
 """DocumentStore: chunk documents, embed them, and search them by meaning, by words, or by both.
 
     python document_store.py build --documents data/documents.jsonl --store data/store
+    python document_store.py add --documents new.jsonl --store data/store
+    python document_store.py delete --ids gout flu --store data/store
     python document_store.py search --store data/store "how is gout noticed"
     python document_store.py serve --store data/store --port 8000
     python document_store.py serve --store data/store --protocol mcp
@@ -16,7 +18,6 @@ Any number of processes may read a store at once; only one may build or edit it.
 from __future__ import annotations
 
 import os
-import socket
 import sys
 import time
 from collections.abc import Sequence
@@ -60,6 +61,30 @@ class Build:
 
 
 @dataclass
+class Add:
+    """Add documents to a store; one of a known id takes the other's place. Only what is new is embedded."""
+
+    documents: Path
+    """JSON Lines: one object per line, with id, title and text."""
+    store: Path = Path("data/store")
+    """Folder of the store."""
+    retriever: str = ""
+    """Your class that the folder was built with, as module:Class."""
+
+
+@dataclass
+class Delete:
+    """Remove documents from a store, which keeps at least one."""
+
+    ids: tuple[str, ...]
+    """Their ids."""
+    store: Path = Path("data/store")
+    """Folder of the store."""
+    retriever: str = ""
+    """Your class that the folder was built with, as module:Class."""
+
+
+@dataclass
 class Search:
     """Print the best chunks for a query: rank, score, id and text."""
 
@@ -100,9 +125,11 @@ class Serve:
     fusion: Fusion = field(default_factory=Fusion)
 
 
-def main(command: Build | Search | Serve) -> None:
+def main(command: Build | Add | Delete | Search | Serve) -> None:
     if isinstance(command, Build):
         build(command)
+    elif isinstance(command, Add | Delete):
+        edit(command)
     elif isinstance(command, Search):
         print_hits(command)
     else:
@@ -114,8 +141,22 @@ def build(command: Build) -> None:
 
     check_folder("--store", command.store)
     check_files_apart("--store", command.store, PARTS, {"--documents": command.documents})
-    store = build_store(command.store, read_documents(command.documents), command.options)
-    print(f"{command.store}: {store.manifest.documents} documents, {store.manifest.chunks} chunks")
+    print_counts(build_store(command.store, read_documents(command.documents), command.options))
+
+
+def edit(command: Add | Delete) -> None:
+    from forage.store.opening import open_store
+
+    store = open_store(command.store, command.retriever)
+    if isinstance(command, Add):
+        store.add(read_documents(command.documents))
+    else:
+        store.delete(command.ids)
+    print_counts(store)
+
+
+def print_counts(store: DocumentStore) -> None:
+    print(f"{store.path}: {store.manifest.documents} documents, {store.manifest.chunks} chunks")
 
 
 def print_hits(command: Search) -> None:
@@ -140,21 +181,19 @@ def serve(command: Serve) -> None:
     check_at_least_one(command, "k")
     if command.k > (most := MAX_HITS if command.protocol == "retrieve" else MAX_READ):
         raise UserError(f"--k {command.k} is over {most}, the most that --protocol {command.protocol} finds")
-    if not 0 <= command.port < 2**16:
-        raise UserError(f"--port {command.port} must be from 0 to {2**16 - 1}")
     if command.protocol != "mcp-stdio" and not is_loopback(command.host) and not os.environ.get(KEY):
         raise UserError(f"--host {command.host} lets other machines search; set {KEY} to a key that they have to send")
     if command.protocol != "retrieve" and find_spec("mcp") is None:
         raise UserError(f"--protocol {command.protocol} needs the package mcp; pip install -r requirements/serving.txt")
-    live = Live(command)
     if command.protocol == "mcp-stdio":
         from forage.extras.serving.mcp_server import make_mcp_server, serve_stdio
 
+        live = Live(command)
         server = make_mcp_server(live.search_now, command.k, command.about)
         print(f"serving {command.store} over standard input and output", file=sys.stderr, flush=True)
         serve_stdio(server)
     else:
-        serve_http(command, live)
+        serve_http(command)
 
 
 class Live:
@@ -199,9 +238,10 @@ class Live:
         return self.search(queries, k)
 
 
-def serve_http(command: Serve, live: Live) -> None:
-    from forage.extras.serving.server import make_app, server_of
+def serve_http(command: Serve) -> None:
+    from forage.extras.serving.server import listening, make_app, server_of
 
+    socket, live = listening(command.host, command.port), Live(command)
     key, path = os.environ.get(KEY, ""), "/retrieve"
     if command.protocol == "retrieve":
         app = make_app(live.search, command.host, command.k, live.served, key)
@@ -209,13 +249,8 @@ def serve_http(command: Serve, live: Live) -> None:
         from forage.extras.serving.mcp_server import PATH, http_app, make_mcp_server
 
         app, path = http_app(make_mcp_server(live.search_now, command.k, command.about), command.host, key), PATH
-    try:
-        listening = socket.create_server((command.host, command.port))
-    except OSError as error:
-        why = (error.strerror or str(error)).partition(" (")[0]  # Python adds the address in brackets
-        raise UserError(f"can't listen on {command.host}:{command.port} ({why}); choose another --port") from error
-    print(f"serving {command.store} on http://{command.host}:{listening.getsockname()[1]}{path}", flush=True)
-    server_of(app).run([listening])
+    print(f"serving {command.store} on http://{command.host}:{socket.getsockname()[1]}{path}", flush=True)
+    server_of(app).run([socket])
 
 
 if __name__ == "__main__":

@@ -37,6 +37,7 @@ CASES = {
         "serch --store {w}/data/store gout",
         "search --store {w}/data/store --k 0 gout",
         "search --store {w}/none gout",
+        "delete --ids gout --store {w}/data/store",
         "build --documents {w}/broken.jsonl --store {w}/out",
         "build --documents {w}/docs.jsonl --embedder none --store {w}/file",
     ),
@@ -86,6 +87,7 @@ CASES = {
         "--policy {w}/policy --data {w}/data --temperature -1 --question a",
         "--policy {w}/none --data {w}/data --question a",
         "--policy {w}/policy --data {w}/base --question a",
+        "--policy {w}/policy --data {w}/data --web 99999",
     ),
 }
 

@@ -1,6 +1,8 @@
 """Files of the four kinds that `data_prep.py --documents` reads, made by hand."""
 
+import io
 import textwrap
+from zipfile import ZIP_DEFLATED, ZipFile
 
 TOPICS = {
     "Care of bees": (
@@ -84,3 +86,15 @@ def pdf(lines, title="", extra=b""):
     table = b"".join(b"%010d 00000 n \n" % offset for offset in offsets)
     trailer = b"trailer\n<< /Size 7 /Root 1 0 R /Info 6 0 R%s >>\n" % extra
     return body + b"xref\n0 7\n0000000000 65535 f \n" + table + trailer + b"startxref\n%d\n%%%%EOF\n" % len(body)
+
+
+def docx(body, styles=""):
+    """A Word document of these paragraphs and tables, with these styles."""
+    names = "http://schemas.openxmlformats.org/wordprocessingml/2006/main"
+    more = "http://schemas.openxmlformats.org/markup-compatibility/2006"
+    whole = f'<w:%s xmlns:w="{names}" xmlns:mc="{more}">%s</w:%s>'
+    made = io.BytesIO()
+    with ZipFile(made, "w", ZIP_DEFLATED) as parts:
+        parts.writestr("word/document.xml", whole % ("document", f"<w:body>{body}</w:body>", "document"))
+        parts.writestr("word/styles.xml", whole % ("styles", styles, "styles"))
+    return made.getvalue()

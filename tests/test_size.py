@@ -20,13 +20,13 @@ from tests.road import make_start, measure, walk
 
 # folder: (tokens of its Python files, modules directly in it). A folder of forage/ holds those inside it.
 BUDGETS = {
-    "scripts": (9_684, 11),  # those in the root
+    "scripts": (9_868, 11),  # those in the root
     "forage": (13_634, 12),  # the modules of forage/ itself
     "forage/agent": (15_175, 9),
-    "forage/data": (16_267, 12),
+    "forage/data": (16_802, 12),
     "forage/engines": (11_028, 5),
     "forage/evaluation": (11_588, 9),
-    "forage/extras": (46_691, 9),
+    "forage/extras": (48_526, 9),
     "forage/grpo": (19_990, 10),
     "forage/policy": (9_692, 9),
     "forage/publishing": (3_124, 2),
@@ -35,12 +35,12 @@ BUDGETS = {
     "forage/sft": (4_647, 3),
     "forage/store": (12_245, 10),
     "bench": (23_451, 13),
-    "tests": (214_849, 50),
+    "tests": (216_520, 50),
 }
 ROAD = {"files": 60, "functions": 570, "lines": 5_105}  # a processor without bf16 units calls some others
 OPTIONS = {"grpo_train": 60}
 OTHER_SCRIPTS_OPTIONS = 45
-PAGES = 2_953  # lines of README.md, RESULTS.md, CHANGELOG.md and docs/
+PAGES = 2_969  # lines of README.md, RESULTS.md, CHANGELOG.md and docs/
 WAY_OUT = "cut, or raise the budget in tests/test_size.py in the same commit and say why in its message"
 LAYOUT = {
     tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER,

@@ -10,9 +10,15 @@ import io
 import logging
 import os
 import re
+import zlib
 from collections import Counter
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
+from zipfile import BadZipFile, ZipFile
+
+from lxml import etree
 
 from forage.data.documents import document_id, page_text
 from forage.data.records import Document
@@ -22,10 +28,11 @@ from forage.progress import counted
 from forage.text import composed, encodable
 
 TYPES = {".txt": "txt", ".text": "txt", ".md": "md", ".markdown": "md", ".html": "html", ".htm": "html"}
-TYPES |= {".xhtml": "html", ".pdf": "pdf"}
+TYPES |= {".xhtml": "html", ".pdf": "pdf", ".docx": "docx"}
 MAX_BYTES = 64 * 2**20  # of one file; a book has one or two megabytes of text
 BEFORE_MARKDOWN = re.compile(r"\A---[ \t]*\n.*?^(?:---|\.\.\.)[ \t]*(?:\n|\Z)", re.DOTALL | re.MULTILINE)
 MOST_IN_TITLE = 8  # words
+DOCUMENT, STYLES = "word/document.xml", "word/styles.xml"
 HYPHENATED = re.compile(r"(?<=[a-z])-\n(?=[a-z])")
 
 
@@ -120,6 +127,8 @@ def read_document(name: str, kind: str, body: bytes) -> Page:
     """Title and blocks of one file; Unreadable where it has no text."""
     if kind == "pdf":
         page = read_pdf(body)
+    elif kind == "docx":
+        page = read_docx(body)
     elif kind == "html":
         page = read_page(body, None)
     elif kind == "md":
@@ -186,6 +195,58 @@ def read_pdf(body: bytes) -> Page:
     if not blocks:
         raise Unreadable("PDF without text (scanned?)")
     return Page(" ".join(str(title or "").split()), blocks)
+
+
+WORD = "{http://schemas.openxmlformats.org/wordprocessingml/2006/main}"
+SHOWN_AGAIN = "{http://schemas.openxmlformats.org/markup-compatibility/2006}Fallback"
+DAMAGED = (BadZipFile, EOFError, NotImplementedError, RuntimeError, ValueError, etree.XMLSyntaxError, zlib.error)
+SPACES = {WORD + "tab", WORD + "br", WORD + "p", WORD + "tc"}  # between what is before them and after
+
+
+def read_docx(body: bytes) -> Page:
+    """Headings, paragraphs and the rows of tables of a Word document. The title is the first heading."""
+    parser = etree.XMLParser(resolve_entities=False, no_network=True)
+    try:
+        with ZipFile(io.BytesIO(body)) as parts:
+            files = {each.filename: each for each in parts.infolist()}
+            if any(files[name].file_size > MAX_BYTES for name in (DOCUMENT, STYLES) if name in files):
+                raise Unreadable(f"over {MAX_BYTES // 2**20} MiB")
+            read: list[Any] = [
+                etree.fromstring(parts.read(name), parser) for name in (DOCUMENT, STYLES) if name in files
+            ]
+    except DAMAGED as error:
+        raise Unreadable("damaged or encrypted Word document") from error
+    names = [name for root in read for name in root.iterfind(f".//{WORD}style/{WORD}name")]
+    headings = {  # by their names: Word translates the ids
+        name.getparent().get(WORD + "styleId")
+        for name in names
+        if name.get(WORD + "val", "").lower().startswith(("heading", "title"))
+    }
+    blocks = tuple(block for root in read for block in word_blocks(root, headings) if block.text)
+    return Page(next((block.text for block in blocks if block.is_heading), ""), blocks)
+
+
+def word_blocks(parent: Any, headings: Collection[str]) -> Iterator[Block]:
+    for child in parent:
+        if child.tag == WORD + "p":
+            style = child.find(f"{WORD}pPr/{WORD}pStyle")
+            yield Block(word_text(child), style is not None and style.get(WORD + "val") in headings)
+        elif child.tag == WORD + "tr":
+            yield Block(" | ".join(filter(None, map(word_text, child.iter(WORD + "tc")))))
+        elif child.tag != SHOWN_AGAIN:
+            yield from word_blocks(child, headings)
+
+
+def word_text(node: Any) -> str:
+    def pieces(node: Any) -> Iterator[str]:
+        for child in node:
+            if child.tag == WORD + "t":
+                yield child.text or ""
+            elif child.tag != SHOWN_AGAIN:
+                yield " " * (child.tag in SPACES)
+                yield from pieces(child)
+
+    return " ".join("".join(pieces(node)).split())
 
 
 def paragraphs(text: str) -> tuple[Block, ...]:

@@ -10,7 +10,7 @@ from forage.data.own_documents import FileRecord, read_folder, read_markdown, re
 from forage.data.own_questions import place, read_own_questions
 from forage.data.qa_rows import QARow
 from forage.data.relevance import by_document
-from tests.own_files import pdf
+from tests.own_files import docx, pdf
 from tests.refusals import refused
 
 
@@ -42,6 +42,26 @@ def test_the_four_kinds(folder):
     assert {record.document_id for record in own.records} == {document.id for document in own.documents}
 
 
+def test_a_word_document(folder):
+    """Headings by a translated style's id, runs and tabs, a table's rows, and a text box that stands there twice."""
+    styles = '<w:style w:styleId="berschrift1"><w:name w:val="heading 1"/></w:style>'
+    (folder / "bees.docx").write_bytes(
+        docx(
+            """
+      <w:p><w:pPr><w:pStyle w:val="berschrift1"/></w:pPr><w:r><w:t>Bees</w:t></w:r></w:p>
+      <w:p><w:r><w:t>Sugar</w:t><w:tab/><w:t xml:space="preserve">wat</w:t></w:r><w:r><w:t>er.</w:t></w:r>
+        <w:del><w:r><w:delText>Salt.</w:delText></w:r></w:del></w:p>
+      <w:tbl><w:tr><w:tc><w:p><w:r><w:t>May</w:t></w:r></w:p></w:tc><w:tc><w:p/></w:tc>
+        <w:tc><w:p><w:r><w:t>2 kg</w:t></w:r></w:p><w:p><w:r><w:t>warm</w:t></w:r></w:p></w:tc></w:tr></w:tbl>
+      <w:p><mc:AlternateContent><mc:Choice><w:p><w:r><w:t>Sting.</w:t></w:r></w:p></mc:Choice>
+        <mc:Fallback><w:p><w:r><w:t>Sting.</w:t></w:r></w:p></mc:Fallback></mc:AlternateContent></w:p>""",
+            styles,
+        )
+    )
+    [document] = read_folder(folder).documents
+    assert (document.title, document.text) == ("Bees", "Bees\nSugar water.\nMay | 2 kg warm\nSting.")
+
+
 def test_what_gives_no_document_is_told(folder):
     encrypted = b" /Encrypt << /Filter /Standard /V 1 /R 2 /O (" + b"o" * 32 + b") /U (" + b"u" * 32 + b") /P -4 >>"
     files = {
@@ -60,7 +80,8 @@ def test_what_gives_no_document_is_told(folder):
     assert causes(own) == {
         "good.txt": "ok", "twin.txt": "same text as another", "latin.txt": "not UTF-8", "wide.txt": "not UTF-8",
         "empty.txt": "no text", "blank.md": "no text", "marks.md": "no text", "nav.html": "no text",
-        "letter.docx": "other type", "Makefile": "other type", "scan.pdf": "PDF without text (scanned?)",
+        "letter.docx": "damaged or encrypted Word document", "Makefile": "other type",
+        "scan.pdf": "PDF without text (scanned?)",
         "locked.pdf": "encrypted PDF",
         "torn.pdf": "damaged PDF", "fake.pdf": "damaged PDF",
     }  # fmt: skip
@@ -90,11 +111,11 @@ def test_links_pipes_and_odd_names(folder):
     assert len({document.id for document in own.documents}) == 5  # the last two names look the same
 
 
-@pytest.mark.parametrize("names", [[], ["a.docx"]])
+@pytest.mark.parametrize("names", [[], ["a.odt"]])
 def test_a_folder_without_text_is_an_error(folder, names):
     for name in names:
         (folder / name).write_text("x")
-    with refused(r"has no file with text \((it is empty|other type)\); put \.htm, "):
+    with refused(r"has no file with text \((it is empty|other type)\); put \.docx, "):
         read_folder(folder)
     with refused("gone: no such folder"):
         read_folder(folder / "gone")
@@ -165,16 +186,24 @@ def test_markdown_that_nothing_closes_takes_no_time():
         assert read_markdown(mark * 5_000 + "\n\nend").blocks
 
 
-def test_no_damage_to_a_pdf_is_a_crash(folder):
-    """Every byte of a PDF changed, one at a time, and the file cut anywhere: text, or a cause."""
-    whole = pdf(["Oil the pallets.", "Wind it."], "Old clocks")
+@pytest.mark.parametrize(
+    ("whole", "known"),
+    [
+        (
+            pdf(["Oil the pallets.", "Wind it."], "Old clocks"),
+            {"damaged PDF", "encrypted PDF", "PDF without text (scanned?)"},
+        ),
+        (docx("<w:p><w:r><w:t>Wind it.</w:t></w:r></w:p>"), {"damaged or encrypted Word document", "over 64 MiB"}),
+    ],
+)
+def test_no_damage_is_a_crash(folder, whole, known):
+    """Every byte of a file changed, one at a time, and the file cut anywhere: text, or a cause."""
     (folder / "good.txt").write_text("Tea.")
+    kind = "pdf" if whole.startswith(b"%PDF") else "docx"
     for at in range(0, len(whole), 3):
-        (folder / "flipped.pdf").write_bytes(whole[:at] + bytes([whole[at] ^ 0x15]) + whole[at + 1 :])
-        (folder / "cut.pdf").write_bytes(whole[:at])
-        found = causes(read_folder(folder))
-        known = {"ok", "damaged PDF", "encrypted PDF", "PDF without text (scanned?)", "no text"}
-        assert {found["flipped.pdf"], found["cut.pdf"]} <= known
+        (folder / f"flipped.{kind}").write_bytes(whole[:at] + bytes([whole[at] ^ 0x15]) + whole[at + 1 :])
+        (folder / f"cut.{kind}").write_bytes(whole[:at])
+        assert set(causes(read_folder(folder)).values()) <= known | {"ok", "no text", "same text as another"}
 
 
 def test_a_plain_text_may_mark_its_headings():

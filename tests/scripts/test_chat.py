@@ -2,9 +2,13 @@
 
 import json
 import os
+import re
 import shutil
+import signal
 import subprocess
 import sys
+
+import httpx
 
 from tests import ROOT
 
@@ -28,3 +32,16 @@ def test_a_policy_answers_every_line_of_standard_input(tiny, tmp_path):
     assert sum(line.startswith("no answer: ") for line in lines) == 2  # its weights are random
     assert max(map(len, lines)) <= 80
     assert not [letter for letter in "".join(lines) if ord(letter) < 32]
+
+
+def test_a_policy_answers_in_a_browser_until_it_is_stopped(tiny):
+    command = [sys.executable, "chat.py", "--policy", tiny / "policy", "--data", tiny / "data", "--web", "0", *TINY]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as server:
+        url = re.search(r"http://\S+(?=,)", server.stdout.readline())[0]
+        reply = httpx.post(f"{url}/ask", json={"question": "What mends 3?"}, timeout=120)
+        server.send_signal(signal.SIGINT)
+        assert server.wait(60) == 128 + signal.SIGINT
+        assert server.stderr.read().splitlines()[-1] == "stopped"
+    events = [json.loads(line) for line in reply.text.splitlines()]
+    assert len([event for event in events if event.get("turn") == 0]) > 1  # as it writes them
+    assert list(events[-1]) == ["no_answer"]  # its weights are random

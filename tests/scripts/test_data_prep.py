@@ -10,6 +10,7 @@ import pytest
 from forage.data.records import read_questions
 from forage.store.document_store import DocumentStore
 from tests import ROOT
+from tests.extras.questions.chat_server import chat_server
 from tests.here import run_here
 
 
@@ -57,6 +58,16 @@ def test_questions_that_need_two_documents_are_beside_the_others(tmp_path):
     assert not sides[0] & sides[1]  # neither the documents that answer nor those that mention them
     assert not {q.focus.lower() for q in train} & {q.focus.lower() for q in held_out}
     assert len((hidden / "questions_left_out.jsonl").read_text().splitlines()) > 5
+    with chat_server(lambda prompt, number: f'{{"description": "one: ill {number}."}}') as chat:
+        model = ["--make-questions", "m", "--make-questions-url", chat.url]
+        prepare(tmp_path, *given, "--second-hop", "4", *model)
+        described = read_questions(hidden / "train.jsonl")
+        assert all(question.question.startswith("one, ill ") for question in described)
+        assert len(described) > 20
+        asked = len(chat.asked)
+        assert asked == len(set(chat.asked))
+        prepare(tmp_path, *given, "--second-hop", "4", *model)
+        assert len(chat.asked) == asked
     prepare(tmp_path, *given)  # they would name chunks of another store
     assert not (hidden / "train.jsonl").exists()
     refused = prepare(tmp_path, *given, "--second-hop", "0", check=False)

@@ -22,6 +22,8 @@ class ChatOptions:
     data."""
     question: str | None = None
     """Ask this one question and exit. Left out: read questions from the terminal or from standard input."""
+    web: int | None = None
+    """Ask in a browser instead, at this port of this machine; 0: any free one."""
     engine: EngineOptions = field(default_factory=lambda: EngineOptions(patience=10.0))
     search: SearchOptions = field(default_factory=SearchOptions)
     address: StoreAddress = field(default_factory=StoreAddress)
@@ -34,3 +36,5 @@ class ChatOptions:
         self.address.check()
         if self.question is not None and not self.question.strip():
             raise UserError('--question is empty; write one, as in --question "What is gout?", or leave it out')
+        if self.question is not None and self.web is not None:
+            raise UserError("--question and --web: give one of the two")

@@ -163,12 +163,13 @@ def talk(options: ChatOptions) -> None:
     The event loop runs only while a question is played, so that Ctrl-C at the prompt is a plain one.
     """
     console = Console(highlight=False)
-    named = options.data or data_of(Path(options.policy))  # what it learnt from, if that is on this machine
-    store = open_address(options.address, named if named and (options.data or named.is_dir()) else Path("data"))
+    store = store_of(options)
     with asyncio.Runner() as runner:
         stack = AsyncExitStack()
         try:
-            agent, view = runner.run(open_agent(options, store, console, stack))
+            agent = runner.run(open_agent(options, store, stack))
+            view = View(console, agent.protocol)
+            agent = replace(agent, observer=view)
             played: tuple[Question, Episode] | None = None
             for text in questions(options.question, store, console):
                 if text == "/why":
@@ -204,16 +205,25 @@ def why(store: Store, settings: AgentSettings, question: Question, episode: Epis
     return lines or ["it did not search"]
 
 
-async def open_agent(options: ChatOptions, store: Store, console: Console, stack: AsyncExitStack) -> tuple[Agent, View]:
-    """Who answers, and what shows it."""
+def store_of(options: ChatOptions) -> Store:
+    named = options.data or data_of(Path(options.policy))  # what it learnt from, if that is on this machine
+    return open_address(options.address, named if named and (options.data or named.is_dir()) else Path("data"))
+
+
+async def open_agent(options: ChatOptions, store: Store, stack: AsyncExitStack) -> Agent:
+    """Who answers."""
     policy = find_policy("chat", options.policy, "")
     settings = settled(options.search, policy.folder, store)
     protocol = Protocol.playing(load_tokenizer(policy.manifest), settings)
     engine = await stack.enter_async_context(open_engine(options.engine, Job(policy.manifest, 1, settings.max_tokens)))
     await load_adapter(engine, policy)
-    view, tools = View(console, protocol), functions_for(settings.tools)
-    in_this_thread = BatchedSearch(searching(store, settings), in_line=True)  # nothing else is played meanwhile
-    return Agent(engine, protocol, in_this_thread, settings, options.sampling, view, tools), view
+    in_this_thread = BatchedSearch(searching(store, settings), in_line=True)  # sampling needs the same cores
+    tools = functions_for(settings.tools)
+    return Agent(engine, protocol, in_this_thread, settings, options.sampling, tools=tools)
+
+
+def passages_in(store: Store) -> str:
+    return f"{store.manifest.chunks or 'the'} passages in {store.path}"
 
 
 def settled(search: SearchOptions, folder: Path, store: Store) -> AgentSettings:
@@ -231,7 +241,7 @@ def questions(given: str | None, store: Store, console: Console) -> Iterator[str
     if given is not None:
         yield given
     elif sys.stdin.isatty():
-        console.print(Text(f"{store.manifest.chunks or 'the'} passages in {store.path}; Ctrl-D leaves"))
+        console.print(Text(f"{passages_in(store)}; Ctrl-D leaves"))
         with contextlib.suppress(ImportError):  # some builds of Python have none
             import readline  # noqa: F401 input() uses it
         with contextlib.suppress(EOFError):

@@ -19,11 +19,12 @@ from forage.engines.chat_endpoint import Endpoint, RefusedError, all_of
 from forage.errors import UserError
 from forage.extras.questions.options import MakingOptions
 from forage.extras.questions.phrasing import Phraser
+from forage.extras.questions.two_documents import SHORTEST, Describe, Mention, akin, says
 from forage.extras.questions.vetting import Candidate, Vetter
 from forage.files import append, json_lines, write_jsonl
 from forage.progress import Counting
 from forage.store.document_store import DocumentStore
-from forage.text import encodable, titled
+from forage.text import encodable, titled, words_of
 
 BATCH = 64  # passages between two looks at whether there are enough questions
 DROPPED, ASKED = "questions_dropped.jsonl", "questions_asked.jsonl"
@@ -66,7 +67,7 @@ async def _judged(store: DocumentStore, options: MakingOptions, folder: Path, se
     vetter, judged, wanted = Vetter(store, options.found_within), list[Candidate](), options.max_questions
     passages = in_turn(store.chunks, seed)
     url, name = options.make_questions_url, options.make_questions
-    model = Endpoint(url, name, INSTRUCTION, REPLY_TOKENS, "--make-questions-url") if name else None
+    model = Endpoint(url, name, INSTRUCTION, REPLY_TOKENS, URL) if name else None
     with Counting("making questions", len(passages)) as bar:
         async with model or nullcontext():
             write = ChatWriter(model, folder / ASKED) if model else Phraser(store.chunks)
@@ -101,6 +102,13 @@ INSTRUCTION = (
     "the answer in the words of the passage, in one sentence. The question must not contain the answer. Reply "
     'with JSON and nothing else: {"question": "...", "answer": "..."}'
 )
+DESCRIBE = (
+    "Somebody has read about a thing and forgotten its name. You are given the name, a passage that says it, and that "
+    "passage's title. Write how this person would describe the thing, by what the passage says of it, in one plain "
+    "phrase of at most 20 words, without its name, the title, or words akin to them. Reply with JSON and nothing else: "
+    '{"description": "..."}'
+)
+URL = "--make-questions-url"
 REPLY_TOKENS = 400
 THOUGHTS = re.compile(r"<think>.*?(?:</think>|\Z)", re.DOTALL)
 OBJECT = re.compile(r"\{[^{}]*\}")
@@ -110,54 +118,108 @@ MALFORMED = "no question and answer in the model's reply"
 REFUSED = "the model refused the passage"
 
 
-class ChatWriter:
-    """Makes a question for each passage. After a kill, no passage that was answered is asked about twice."""
+class Replies:
+    """A chat model's replies, kept as they come: after a kill, nothing that was answered is asked twice."""
 
     def __init__(self, model: Endpoint, path: Path) -> None:
         self.model, self.path = model, path
         append(path, b"")  # whose writer may have been killed in the middle of a line
         rows = (row for _, row in json_lines(path, []) if isinstance(row, dict))
-        self.replies = {row.get("key"): str(row.get("reply")) for row in rows}
-        self.faults = list[str]()
+        self.known = {row.get("key"): str(row.get("reply")) for row in rows}
+        self.useless = list[bool]()
+
+    async def reply(self, prompt: str) -> str:
+        asked = json.dumps([self.model.model, self.model.instruction, REPLY_TOKENS, prompt])
+        key = hashlib.sha256(asked.encode()).hexdigest()
+        if key not in self.known:
+            reply = encodable(await self.model.reply(prompt))
+            append(self.path, (json.dumps({"key": key, "reply": reply}, ensure_ascii=False) + "\n").encode())
+            self.known[key] = reply
+        return self.known[key]
+
+    def judge(self, reply: str, *, useless: bool) -> None:
+        """Give the model up if none of its first replies was of use."""
+        self.useless.append(useless)
+        if len(self.useless) >= TRIED and all(self.useless):
+            raise UserError(
+                f"--make-questions {self.model.model}: none of its first {TRIED} replies is what it was asked for "
+                f"(the last: {reply[:60]!r}); give a larger model, or leave --make-questions out"
+            )
+
+
+class ChatWriter:
+    """Makes a question for each passage."""
+
+    def __init__(self, model: Endpoint, path: Path) -> None:
+        self.replies = Replies(model, path)
 
     async def __call__(self, passages: Sequence[Chunk]) -> list[Candidate]:
         made = await all_of(map(self._made, passages))
-        if not self.replies:
+        if not self.replies.known:
             raise UserError(
-                f"--make-questions {self.model.model} refused all of the first {len(made)} passages "
+                f"--make-questions {self.replies.model.model} refused all of the first {len(made)} passages "
                 f"({made[0].answer}); give a model that takes them, or --chunk-tokens for shorter ones"
             )
         return made
 
     async def _made(self, passage: Chunk) -> Candidate:
-        prompt = encodable(titled(passage.title, passage.text.strip()))
-        asked = json.dumps([self.model.model, INSTRUCTION, REPLY_TOKENS, prompt])
-        key = hashlib.sha256(asked.encode()).hexdigest()
-        if key not in self.replies:
-            try:
-                reply = encodable(await self.model.reply(prompt))
-            except RefusedError as error:
-                return Candidate("model", passage, "", str(error), REFUSED)
-            append(self.path, (json.dumps({"key": key, "reply": reply}, ensure_ascii=False) + "\n").encode())
-            self.replies[key] = reply
-        made = candidate_of(passage, self.replies[key])
-        self.faults.append(made.fault)
-        if len(self.faults) >= TRIED and all(self.faults):
-            raise UserError(
-                f"--make-questions {self.model.model}: none of its first {TRIED} replies has a question and an answer "
-                f"(the last: {made.answer[:60]!r}); give a larger model, or leave --make-questions out"
-            )
+        try:
+            reply = await self.replies.reply(encodable(titled(passage.title, passage.text.strip())))
+        except RefusedError as error:
+            return Candidate("model", passage, "", str(error), REFUSED)
+        made = candidate_of(passage, reply)
+        self.replies.judge(made.answer, useless=bool(made.fault))
         return made
 
 
 def candidate_of(passage: Chunk, reply: str) -> Candidate:
-    """By the first JSON object with a question and an answer, each a text with a word in it."""
+    question, answer = texts_in(reply, "question", "answer") or ("", "")
+    if question:
+        return Candidate("model", passage, question, answer)
+    return Candidate("model", passage, "", " ".join(reply.split())[:200], MALFORMED)
+
+
+def texts_in(reply: str, *names: str) -> list[str]:
+    """What the first JSON object says under each name, if each is a text with a word in it; else none."""
     for found in OBJECT.findall(THOUGHTS.sub("", reply)):
         try:
             value = json.loads(found)
         except (ValueError, RecursionError):
             continue
-        question, answer = (" ".join(encodable(str(value.get(name, ""))).split()) for name in ("question", "answer"))
-        if all(re.search(r"\w", text) and len(text) <= LONGEST for text in (question, answer)):
-            return Candidate("model", passage, question, answer)
-    return Candidate("model", passage, "", " ".join(reply.split())[:200], MALFORMED)
+        texts = [" ".join(encodable(str(value.get(name, ""))).split()) for name in names]
+        if all(re.search(r"\w", text) and len(text) <= LONGEST for text in texts):
+            return texts
+    return []
+
+
+def described(mentions: Sequence[Mention], options: MakingOptions, folder: Path) -> Describe:
+    """How a chat model describes what each mention names, but where that gives the name away."""
+    url, name = options.make_questions_url, options.make_questions
+
+    async def ask() -> list[str]:
+        with Counting("describing names", len(mentions)) as bar:
+            async with Endpoint(url, name, DESCRIBE, REPLY_TOKENS, URL) as model:
+                replies = Replies(model, folder / ASKED)
+
+                async def describe(mention: Mention) -> str:
+                    named, passage = " ".join(mention.name), mention.chunk
+                    prompt = f"Name: {named}\nTitle: {passage.title}\n\n{passage.text}"
+                    try:
+                        reply = await replies.reply(encodable(prompt))
+                    except RefusedError:
+                        return ""
+                    said = texts_in(reply, "description")
+                    replies.judge(reply, useless=not said)
+                    bar.update(1)
+                    return "".join(said).rstrip(".").replace(": ", ", ")  # a colon ends a description
+
+                return await all_of(map(describe, mentions))
+
+    texts = zip(mentions, asyncio.run(ask()), strict=True)
+    fit = {mention: text for mention, text in texts if not gives_away(text, mention)}
+    return lambda mention, question: fit.get(mention, "")
+
+
+def gives_away(description: str, mention: Mention) -> bool:
+    words = words_of(description)
+    return says(words, mention.name) or any(len(word) >= SHORTEST and akin(word, mention.names) for word in words)

@@ -13,14 +13,14 @@ class MakingOptions:
     """Your own documents and questions."""
 
     documents: Path | None = None
-    """Folder of your own .txt, .md, .html and .pdf files, instead of a data set. Questions are made from them, unless
-    you give --questions."""
+    """Folder of your own .txt, .md, .html, .docx and .pdf files, instead of a data set. Questions are made from
+    them, unless you give --questions."""
     questions: str = ""
     """Your own questions about --documents, instead of made ones: a .jsonl, .jsonl.gz, .csv or .parquet file with
     columns question, answer and source (the file with the answer). Either answer or source may be missing."""
     make_questions: str = ""
-    """Chat model that writes the questions, by its name at --make-questions-url. Empty: make questions from headings
-    and sentences."""
+    """Chat model that writes the questions, and with --second-hop the descriptions, by its name at
+    --make-questions-url. Empty: make questions from headings and sentences, descriptions from single words."""
     make_questions_url: str = ""
     """OpenAI-compatible server, such as http://127.0.0.1:8000/v1; its key is read from OPENAI_API_KEY."""
     found_within: int = 10
@@ -38,9 +38,9 @@ class MakingOptions:
         check_at_least_one(self, "found_within", "max_questions", "min_questions")
         if any(words < 1 for words in self.second_hop):
             raise UserError(f"--second-hop {' '.join(map(str, self.second_hop))}: give numbers of words, such as 6 10")
-        if self.documents is None and (self.make_questions or self.make_questions_url):
+        if self.documents is None and not self.second_hop and (self.make_questions or self.make_questions_url):
             raise UserError("--make-questions makes questions for --documents; give that folder too")
-        if self.questions and (self.documents is None or self.make_questions):
+        if self.questions and (self.documents is None or (self.make_questions and not self.second_hop)):
             raise UserError("--questions asks about the folder --documents, in place of made questions; give that "
                             "folder, and no --make-questions")  # fmt: skip
         if self.questions and not Path(self.questions).is_file():

@@ -29,6 +29,8 @@ FOUND = 10  # a question is left out if a search for it finds what answers it am
 Name = tuple[str, ...]
 Ranks = Callable[[Sequence[str]], Sequence[Sequence[str]]]
 """For each query, the ids of the FOUND best passages."""
+Describe = Callable[["Mention", str], str]
+"""What stands in for a name, in the question of this id; empty if nothing can."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,11 @@ class Mention:
     chunk: Chunk
     place: int
     name: Name
+
+    @property
+    def names(self) -> list[str]:
+        """Words that a description must not give away: of the name, and of the title of the document that says it."""
+        return [*self.name, *words_of(self.chunk.title)]
 
 
 @dataclass(frozen=True)
@@ -132,9 +139,10 @@ def says(words: Sequence[str], name: Sequence[str]) -> bool:
 
 
 def link(
-    passages: Passages, questions: Sequence[Question], found: Sequence[Mention], words: int, ranks: Ranks, seed: int
-) -> Linked:
-    """A question for each mention and each question about what it names, with so many words from around the name."""
+    passages: Passages, questions: Sequence[Question], found: Sequence[Mention], describe: Describe, ranks: Ranks,
+    seed: int,
+) -> Linked:  # fmt: skip
+    """A question for each mention and each question about what it names, which it describes."""
     about: dict[Name, list[tuple[Question, str]]] = defaultdict(list)
     dropped = list[tuple[Question, str]]()
     for question in questions:
@@ -150,15 +158,15 @@ def link(
             name = f"{question.id}-after-{mention.chunk.doc_id}"
             if mention.chunk.doc_id in question.relevant_doc_ids or name in passage_of:
                 continue
-            if said := description(mention, passages.telling, words, random.Random(f"{seed}/{name}")):
-                text = f"{' '.join(said)}: {asked}"
+            if said := describe(mention, name):
+                text = f"{said}: {asked}"
                 if text in texts:  # the words are few
                     continue
                 texts.add(text)
                 made.append(replace(question, id=name, question=text, focus=passages.title(question)))
                 passage_of[name] = mention.chunk
             else:
-                dropped.append((question, "too few words around its name"))
+                dropped.append((question, "nothing describes its name"))
     random.Random(seed).shuffle(made)
     hits = dict(zip((q.id for q in made), ranks([q.question for q in made]), strict=True))
     answered = {q.id for q in made if not set(q.relevant_chunk_ids).isdisjoint(hits[q.id])}
@@ -185,14 +193,13 @@ def without_name(question: str, title: str) -> str:
     return re.sub(r"\s+([?.!,])", r"\1", " ".join(text.split())) if count else ""
 
 
-def description(mention: Mention, telling: set[str], words: int, choose: random.Random) -> list[str]:
+def description(telling: set[str], words: int, seed: int, mention: Mention, question: str) -> str:
     """So many words at random from around the name, none akin to it or to the title of the document that says it."""
     said = words_of(mention.chunk.text)
     end = mention.place + len(mention.name)
     around = said[max(0, mention.place - AROUND) : mention.place] + said[end : end + AROUND]
-    names = [*mention.name, *words_of(mention.chunk.title)]
-    fit = [word for word in dict.fromkeys(around) if word in telling and not akin(word, names)]
-    return choose.sample(fit, words) if len(fit) >= words else []
+    fit = [word for word in dict.fromkeys(around) if word in telling and not akin(word, mention.names)]
+    return " ".join(random.Random(f"{seed}/{question}").sample(fit, words)) if len(fit) >= words else ""
 
 
 def akin(word: str, name: Sequence[str]) -> bool:

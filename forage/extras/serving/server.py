@@ -15,6 +15,7 @@ import asyncio
 import hmac
 import json
 import resource
+import socket
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
@@ -45,6 +46,7 @@ MAX_READ = 100  # for a call of an MCP client, whose model reads them all
 MAX_PASSAGES = 10_000  # in a reply: one search at a time, so that no request may take the server for itself
 MAX_QUERY = 10_000  # characters
 MAX_TEXT = 16 * 2**20  # characters in a reply
+JSON = b"application/json; charset=utf-8"
 ROUTES = "POST /retrieve, GET /manifest or GET /health"
 
 
@@ -153,11 +155,22 @@ async def body_of(scope: Scope, receive: Receive) -> bytes:
     return bytes(content)
 
 
-async def answer(send: Send, status: int, said: Mapping[str, Any] | bytes) -> None:
+async def answer(send: Send, status: int, said: Mapping[str, Any] | bytes, kind: bytes = JSON) -> None:
     body = said if isinstance(said, bytes) else json.dumps(said, ensure_ascii=False).encode()
-    headers = [(b"content-type", b"application/json; charset=utf-8"), (b"content-length", b"%d" % len(body))]
+    headers = [(b"content-type", kind), (b"content-length", b"%d" % len(body))]
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})
+
+
+def listening(host: str, port: int) -> socket.socket:
+    """A socket that listens; port 0 is any free one."""
+    if not 0 <= port < 2**16:
+        raise UserError(f"port {port} must be from 0 to {2**16 - 1}")
+    try:
+        return socket.create_server((host, port))
+    except OSError as error:
+        why = (error.strerror or str(error)).partition(" (")[0]  # Python adds the address in brackets
+        raise UserError(f"can't listen on {host}:{port} ({why}); choose another port") from error
 
 
 def server_of(app: App) -> uvicorn.Server:

@@ -40,6 +40,8 @@ def test_replies_that_do_not(reply):
 class Model:
     """Says "yes" and half of an emoji, or refuses; counts."""
 
+    instruction = "Write."
+
     def __init__(self, name, refuses=False):
         self.model, self.refuses, self.asked = name, refuses, 0
         self.said = lambda number: "yes \ud83d"
@@ -78,7 +80,7 @@ def test_a_model_that_is_too_small_is_told_after_a_few_replies(tmp_path):
     passages = [Chunk(f"d{n}", "Nets", f"Twine {n}.", 0, 9, 0, 1) for n in range(64)]
     with refused(r"first 16 replies.*'yes \?'.*larger model, or leave --make-questions out"):
         written(model, tmp_path / "asked.jsonl", *passages)
-    assert len((tmp_path / "asked.jsonl").read_bytes().splitlines()) == 16
+    assert 16 <= len((tmp_path / "asked.jsonl").read_bytes().splitlines()) < 64
     replies = iter(["yes", '{"question": "Why wax?", "answer": "Salt."}'])
     model.said = lambda number: next(replies, "yes")
     made = written(model, tmp_path / "more.jsonl", *passages)

@@ -1,7 +1,7 @@
 """Questions that need two documents, by hand: what is a mention, what describes, what is left out, what stays apart."""
 
-import random
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
@@ -9,6 +9,7 @@ from forage.data.chunking import Chunk
 from forage.data.records import Document, Question
 from forage.data.relevance import split_by_document
 from forage.extras.questions.headroom import headroom
+from forage.extras.questions.making import gives_away
 from forage.extras.questions.two_documents import (
     Passages,
     akin,
@@ -42,7 +43,9 @@ CHUNKS = [
 def made(ranks, questions=None, words=4, found=None):
     passages = Passages(CHUNKS)
     asked = [asks("k", "kidney failure")] if questions is None else questions
-    return link(passages, asked, passages.mentions if found is None else found, words, lambda qs: [ranks] * len(qs), 0)
+    describe = partial(description, passages.telling, words, 0)
+    found = passages.mentions if found is None else found
+    return link(passages, asked, found, describe, lambda qs: [ranks] * len(qs), 0)
 
 
 def test_a_mention_is_anothers_whole_name_the_longest_that_begins_there():
@@ -82,7 +85,7 @@ def test_a_question_is_asked_in_words_from_around_the_name():
 def test_what_is_left_out_is_told_with_its_cause():
     causes = {
         "one search finds its answer (10 passages)": made(["g#0", "k#0"]),
-        "too few words around its name": made([], words=9),
+        "nothing describes its name": made([], words=9),
         "doesn't say its title": made([], [asks("k", "it")]),
     }
     for cause, linked in causes.items():
@@ -92,8 +95,11 @@ def test_what_is_left_out_is_told_with_its_cause():
 def test_a_description_says_nothing_of_either_name():
     [mention] = Passages(CHUNKS).mentions
     fit = {"crystals", "kidneys", "toes", "silent"}
-    assert description(mention, fit, 2, random.Random(0)) in (["crystals", "silent"], ["silent", "crystals"])
-    assert description(mention, fit, 3, random.Random(0)) == []
+    assert description(fit, 2, 0, mention, "q") in ("crystals silent", "silent crystals")
+    assert description(fit, 3, 0, mention, "q") == ""
+    assert not gives_away("an ill that fills joints", mention)
+    for text in ("many silent kidneys", "Kidney  failure.", "what gouty things have"):
+        assert gives_away(text, mention)
     assert akin("kidneys", ["kidney"])
     assert akin("leukemias", ["leukemia"])
     assert not akin("crystals", ["gout"])
