@@ -34,7 +34,7 @@ test-slow: .venv/.installed-dev
 	$(ONE_THREAD) $(PY) -m pytest -m "slow and not vllm and not compose and not slurm" -n $(WORKERS) --dist worksteal
 
 test-vllm: .venv/.installed-dev .venv-vllm/.installed
-	$(PY) -m pytest -m vllm -s tests/integration tests/scripts/test_stack.py
+	$(PY) -m pytest -m vllm -s tests/integration
 
 test-gpu: .venv/.installed-dev
 	$(PY) -m pytest -m gpu -s tests/integration

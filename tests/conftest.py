@@ -112,6 +112,14 @@ def tiny_data(tiny):
     return tiny / "data"
 
 
+@pytest.fixture(scope="session")
+def tiny_rewriter(tmp_path_factory):
+    """A folder as train_ppo.py reads it."""
+    from tests.tiny_rewriter import make_tiny
+
+    return make_tiny(tmp_path_factory.mktemp("rewriter"))
+
+
 @pytest.fixture
 def tiny_tokenizer():
     """ChatML over 512 tokens; a new one each time, so that tests may change its template."""

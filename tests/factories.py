@@ -9,6 +9,8 @@ from forage.data.records import Question
 from forage.policy.adapters import adapter_path, list_contents
 from forage.rollout.agreement import RunManifest
 from forage.runs.stats import StepStats
+from forage.store.document_store import DocumentStore
+from forage.store.options import StoreOptions
 
 # The example of Episode's docstring, the prompt's tokens 1 to 3.
 EPISODE = Episode(
@@ -64,6 +66,11 @@ def empty_adapter(run_dir, version):
     """An adapter that consists of nothing, whole."""
     adapter_path(run_dir, version).mkdir(parents=True)
     list_contents(adapter_path(run_dir, version))
+
+
+def plain_store(folder, documents, **options):
+    """A new store that is searched by words alone."""
+    return DocumentStore.build(folder, documents, StoreOptions("none", **options))
 
 
 class Clock:

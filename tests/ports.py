@@ -1,8 +1,10 @@
 """Ports for servers that others start, or that end and start again, and servers in a thread."""
 
+import json
 import random
 import socket
 from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from threading import Thread
 
@@ -23,6 +25,23 @@ def free_port():
             except OSError:
                 continue
             return found.getsockname()[1]
+
+
+class JSONHandler(BaseHTTPRequestHandler):
+    """Of a stand-in for a server: what reads a request and says a status with a value."""
+
+    def log_message(self, *_): ...
+
+    def body(self):
+        return json.loads(self.rfile.read(int(self.headers["Content-Length"])) or "{}")
+
+    def say(self, status, value):
+        text = value if isinstance(value, bytes) else json.dumps(value).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(text)))
+        self.end_headers()
+        self.wfile.write(text)
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from tests.factories import Sequence
 
 def generate(engine, *requests):
     async def run():
-        return await asyncio.gather(*(engine.generate(request) for request in requests))
+        return await asyncio.gather(*map(engine.generate, requests))
 
     return asyncio.run(run())
 

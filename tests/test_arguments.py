@@ -9,6 +9,7 @@ import pytest
 
 from forage.arguments import POSITIONAL, Flag, flags_of, help_text, parse
 from forage.errors import UserError
+from tests.refusals import refused
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ class Options:
 
 @pytest.mark.parametrize("number", ["-1", "-1e-4", "nan", "inf"])
 def test_numbers_are_finite_and_not_below_0(number):
-    with pytest.raises(UserError, match=r"--weights .* must be (at least 0|a finite number)"):
+    with refused(r"--weights .* must be (at least 0|a finite number)"):
         parse(Options, ["--data", "a", "--weights", "0.5", number])
 
 
@@ -107,7 +108,7 @@ def test_each_mistake_is_one_line(given, error):
 
 
 def test_what_is_required_is_named_with_its_meaning():
-    with pytest.raises(UserError, match=r"^--data is missing \(Folder of questions\); --help-all shows the options$"):
+    with refused(r"^--data is missing \(Folder of questions\); --help-all shows the options$"):
         parse(Options, ["--k", "3"])
 
 

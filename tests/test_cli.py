@@ -16,6 +16,7 @@ from forage.grpo.options import TrainOptions
 from forage.manifest import plain, write_manifest
 from forage.store.options import StoreAddress
 from tests.pages import options_of
+from tests.refusals import refused
 
 
 def given(tmp_path, text, *arguments):
@@ -40,7 +41,7 @@ def test_the_example(tmp_path):
     ],
 )
 def test_bad_files_are_told(tmp_path, text, says):
-    with pytest.raises(UserError, match=says):
+    with refused(says):
         given(tmp_path, text)
 
 
@@ -107,9 +108,9 @@ def test_a_folder_runs_no_code_and_sends_nothing_elsewhere(tmp_path, name, value
         given = ["--run-dir", str(tmp_path), *arguments]
         return resumed(TrainOptions, given, lambda options: options.run_dir / "run.json")
 
-    with pytest.raises(UserError, match="if you trust it, add ") as refused:
+    with refused("if you trust it, add ") as error:
         run()
-    assert shown in str(refused.value).replace("'", "")
+    assert shown in str(error.value).replace("'", "")
     assert run(*shown.split()).max_steps == 7
     default = {"urls": "http://127.0.0.1:8100"}.get(name, "")
     assert run(f"--{name}", default).max_steps == 7  # an own choice, which is the default

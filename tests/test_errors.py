@@ -8,6 +8,7 @@ import pytest
 
 from forage.arguments import run_script
 from forage.errors import UserError, check_at_least_one, first_line
+from tests.refusals import refused
 
 
 @dataclass
@@ -47,5 +48,5 @@ def test_what_is_our_fault_is_shown_whole(monkeypatch, error):
 def test_first_lines_and_bounds():
     assert first_line(ValueError("\none\ntwo")) == "one"
     assert first_line(ValueError()) == "ValueError"
-    with pytest.raises(UserError, match="--max-steps 0 must be at least 1"):
+    with refused("--max-steps 0 must be at least 1"):
         check_at_least_one(type("Options", (), {"max_steps": 0})(), "max_steps")

@@ -5,13 +5,13 @@ import json
 
 import pytest
 
-from forage.errors import UserError
 from forage.files import (
     json_lines,
     replacing,
     replacing_folder,
     write_jsonl,
 )
+from tests.refusals import refused
 
 
 def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path):
@@ -42,7 +42,7 @@ def test_broken_lines_are_raised_or_collected(tmp_path):
     path = tmp_path / "rows.jsonl"
     write_jsonl(path, [{"n": 1}, {"n": 2}])
     path.write_text(path.read_text() + "\n{broken\n" + json.dumps({"n": 3}))
-    with pytest.raises(UserError, match=r"rows\.jsonl:4: not JSON .*; fix or delete that line"):
+    with refused(r"rows\.jsonl:4: not JSON .*; fix or delete that line"):
         list(json_lines(path))
     broken = []
     assert [(number, row["n"]) for number, row in json_lines(path, broken)] == [(1, 1), (2, 2), (5, 3)]

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from forage.agent.rewards import get_mrr
-from forage.errors import UserError
 from forage.manifest import agree, code_of, contradictions, digest, made_of, own_module, read_manifest
+from tests.refusals import refused
 
 
 def test_contradictions_are_named_all_at_once():
@@ -27,7 +27,7 @@ def test_contradictions_are_named_all_at_once():
 def test_a_folder_keeps_its_manifest(tmp_path):
     path = tmp_path / "run.json"
     agree(path, {"options": {"epochs": 1, "max_steps": 4}}, "another --run-dir")
-    with pytest.raises(UserError, match=r"was begun with --epochs 1, not 2: give that, or another --run-dir"):
+    with refused(r"was begun with --epochs 1, not 2: give that, or another --run-dir"):
         agree(path, {"options": {"epochs": 2, "max_steps": 4}}, "another --run-dir")
     agree(path, {"options": {"epochs": 1, "max_steps": 8}}, "another --run-dir", free=("options.max_steps",))
     assert json.loads(path.read_text())["options"]["max_steps"] == 8
@@ -36,7 +36,7 @@ def test_a_folder_keeps_its_manifest(tmp_path):
 @pytest.mark.parametrize("content", ["", "[1]"])
 def test_a_damaged_manifest_is_one_line(tmp_path, content):
     (tmp_path / "run.json").write_text(content)
-    with pytest.raises(UserError, match=r"run\.json is damaged .*; put it back"):
+    with refused(r"run\.json is damaged .*; put it back"):
         read_manifest(tmp_path / "run.json", "put it back")
 
 

@@ -6,10 +6,10 @@ import sys
 
 import pytest
 
-from forage.errors import UserError
 from forage.files import check_replaceable
 from tests import ROOT
 from tests.here import run_here
+from tests.refusals import refused
 from tests.tiny_rewriter import make_tiny as make_tiny_rewriter
 
 
@@ -110,7 +110,7 @@ def test_only_its_own_folder_may_be_replaced(tmp_path):
         (tmp_path / name).touch()
     check_replaceable("--out", tmp_path, "mark", ["part-*"])
     (tmp_path / ".git").mkdir()
-    with pytest.raises(UserError, match=r"holds \.git, which"):
+    with refused(r"holds \.git, which"):
         check_replaceable("--out", tmp_path, "mark", ["part-*"])
-    with pytest.raises(UserError, match="was not made by this script"):
+    with refused("was not made by this script"):
         check_replaceable("--out", tmp_path / "part-1", "mark")

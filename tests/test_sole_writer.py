@@ -1,10 +1,8 @@
 """Who may write an output folder, and what is cleared away in it."""
 
-import pytest
-
-from forage.errors import UserError
 from forage.files import clear_half_written, clear_superseded, empty_folder, filling_folder, making_folder
 from forage.runs.run_folder import run_folder
+from tests.refusals import refused
 
 
 def names(folder):
@@ -48,7 +46,7 @@ def test_only_the_newest_checkpoint_stays(tmp_path):
 def test_a_folder_is_filled_by_one_process_at_a_time(tmp_path):
     with filling_folder(tmp_path / "data", "rewriter"):
         told = r"data is being written by another process; wait until it ends, or give another --output-dir"
-        with pytest.raises(UserError, match=told), filling_folder(tmp_path / "data"):
+        with refused(told), filling_folder(tmp_path / "data"):
             pass
     (tmp_path / "data" / "rewriter").mkdir()
     (tmp_path / "data" / "rewriter" / ".train.jsonl.7.forage").touch()
@@ -62,10 +60,10 @@ def test_a_folder_is_made_by_one_process_at_a_time_and_not_twice(tmp_path):
     (tmp_path / ".policy2.a1b2c3d4.forage").mkdir()  # another's, which may be at work
     with making_folder(policy) as partial:
         (partial / "model.json").touch()
-        with pytest.raises(UserError, match="is being written by another process"), making_folder(policy):
+        with refused("is being written by another process"), making_folder(policy):
             pass
     assert names(tmp_path) == [".policy2.a1b2c3d4.forage", "policy", "policy/model.json"]
-    with pytest.raises(UserError, match="was made by another process meanwhile"), making_folder(policy):
+    with refused("was made by another process meanwhile"), making_folder(policy):
         pass
     with making_folder(policy, overwrite=True) as partial:
         (partial / "other").touch()
@@ -78,5 +76,5 @@ def test_an_emptied_folder_stays_locked(tmp_path):
     with filling_folder(tmp_path):
         empty_folder(tmp_path, mark="config.json")
         assert names(tmp_path) == [".lock"]
-        with pytest.raises(UserError, match="another process"), filling_folder(tmp_path):
+        with refused("another process"), filling_folder(tmp_path):
             pass

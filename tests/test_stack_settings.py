@@ -2,12 +2,12 @@
 
 import pytest
 
-from forage.errors import UserError
 from forage.stack_settings import (
     check_names,
     check_values,
     known_names,
 )
+from tests.refusals import refused
 
 
 def test_every_name_of_the_example_is_known_and_so_are_dockers_own():
@@ -28,5 +28,5 @@ def test_every_name_of_the_example_is_known_and_so_are_dockers_own():
     ],
 )  # fmt: skip
 def test_values_that_can_not_be_meant_are_refused(given, says):
-    with pytest.raises(UserError, match=says):
+    with refused(says):
         check_values(given)

@@ -18,7 +18,7 @@ from forage.files import write_jsonl
 from forage.policy.adapters import publish_adapter
 from forage.policy.manifest import PolicyManifest, write_policy_manifest
 from forage.store.document_store import DocumentStore
-from forage.store.options import StoreOptions
+from tests.factories import plain_store
 
 VOCABULARY = 512
 # As in SmolLM2: their ids are 0, 1 and 2, and the end of a turn ends and pads a sequence too.
@@ -99,7 +99,7 @@ def make_data(folder, count=8):
     documents = [
         Document(f"d{n}", f"Disease {n}", f"Disease {n} is mended by rest and by remedy {n}.") for n in range(count)
     ]
-    DocumentStore.build(folder / "store", documents, StoreOptions(embedder="none"))
+    plain_store(folder / "store", documents)
     questions = [
         Question(f"q{n}", f"What mends disease {n}?", f"Remedy {n}.", relevant_chunk_ids=(f"d{n}#0",))
         for n in range(count)
@@ -113,7 +113,7 @@ def make_ground(folder):
     """Data whose questions have a type and a focus, and answers that stand in their documents."""
     topics = ["gout", "asthma", "anemia", "migraine", "eczema", "measles", "scabies", "angina"]
     documents = [Document(t, t.title(), f"{t.title()} is a disease. It is treated with rest.") for t in topics]
-    DocumentStore.build(folder / "store", documents, StoreOptions("none"))
+    plain_store(folder / "store", documents)
     questions = [Question(t, f"What is {t}?", f"{t.title()} is a disease.", "information", t, (t,), (f"{t}#0",))
                  for t in topics]  # fmt: skip
     write_jsonl(folder / "train.jsonl", questions[:6])

@@ -61,6 +61,7 @@ def make_tiny(folder, *, template=True, lm=tiny_lm):
     for name, numbers in (("train", range(8)), ("eval", range(8, 12))):
         rows = [json.dumps({"query": f"What mends disease {n}?", "relevant_doc_ids": [f"d{n}"]}) for n in numbers]
         (folder / "data" / f"{name}.jsonl").write_text("\n".join(rows))
+    return folder
 
 
 def write_data(folder, corpus, **files):

@@ -7,6 +7,7 @@ Rewards are those of tests/tiny.py, as the model's words are noise.
 """
 
 import sys
+from unittest import mock
 
 import grpo_rollout
 import grpo_train
@@ -55,8 +56,9 @@ def tiny_sft(folder, output_dir, **more):
 
 
 def train(options, rewards=rewards_of_tokens):
-    """A run in this process."""
-    grpo_train.main(options, rewards)
+    """A run in this process that draws nothing, which takes ten times as long as one of the tiny model's steps."""
+    with mock.patch.object(reporting, "COMMAND", ("true",)):
+        grpo_train.main(options, rewards)
 
 
 def stats_of(run_dir):
@@ -70,10 +72,8 @@ def adapter_bytes(run_dir, version):
 
 if __name__ == "__main__":
     script, options = {
-        "train": (grpo_train.main, TrainOptions), "play": (grpo_rollout.main, grpo_rollout.Options)
+        "train": (train, TrainOptions), "play": (grpo_rollout.main, grpo_rollout.Options)
     }[sys.argv.pop(1)]  # fmt: skip
-
-    reporting.COMMAND = ("true",)  # drawing takes ten times as long as a step
 
     def main(options: options) -> None:
         script(options, rewards_of_tokens)

@@ -6,9 +6,9 @@ import pytest
 
 from forage.agent.prompts import MEDICAL_TASK
 from forage.agent.protocol import TURN_SLOT, Protocol, write_answer, write_call
-from forage.errors import UserError
 from forage.publishing.chat_template import asks_as_trained, trained_template, write_generation, write_template
 from tests.agent.real_templates import CHATML, REAL, real
+from tests.refusals import refused
 
 QUESTION, RESULT = "What is gout?", "[1] Gout: a disease\n[2] Gout: “crystals” & <5 toes"
 ASKED = {"role": "user", "content": QUESTION}
@@ -38,7 +38,7 @@ def protocol_of(family):
 def test_templates_that_are_refused(name):
     """DeepSeek's and Nemotron's begin a thought and drop it from past turns; gpt-oss has headers inside its turns."""
     tokens, says = REFUSED[name]
-    with pytest.raises(UserError, match=says):
+    with refused(says):
         Protocol(real(name, *tokens)).check()
 
 

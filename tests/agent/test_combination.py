@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forage.agent.rewards import combine_rewards, first_component, reward_matrix, rewarded, rewards_of, weights_by_name
-from forage.errors import UserError
 from tests.factories import EPISODE as EXAMPLE
+from tests.refusals import refused
 
 
 def test_uniform_by_hand():
@@ -87,7 +87,7 @@ def test_weights_are_told_with_their_rewards():
     assert weights_by_name(["a", "b"], ()) == {"a": 1, "b": 1}
     assert weights_by_name(["a", "b"], ("b=2",)) == {"a": 0, "b": 2}
     for wrong in (("2", "1"), ("a=-1",), ("a=much",), ("a=nan",), ("a=0", "b=0")):
-        with pytest.raises(UserError, match=r"--weights .*(name|above 0)"):
+        with refused(r"--weights .*(name|above 0)"):
             weights_by_name(["a", "b"], wrong)
 
 
@@ -107,7 +107,7 @@ def test_weights_name_own_functions_beside_the_dictionary_and_the_library():
     [given] = rewards_of(lambda embedder: {}, "an embedder", "a searcher", [f"{__name__}:given_both=1"]).values()
     assert given([], []) == ["an embedder", "a searcher"]
     for wrong in (f"{__name__}:gone=1", "three=1"):
-        with pytest.raises(UserError, match=r"--weights.*(gone|three)"):
+        with refused(r"--weights.*(gone|three)"):
             rewards_of(lambda embedder: {}, None, None, [wrong])
 
 
@@ -128,5 +128,5 @@ def raising(episodes, questions):
     ],
 )
 def test_a_broken_reward_is_told_by_name(function, says):
-    with pytest.raises(UserError, match=says):
+    with refused(says):
         reward_matrix({"good": lambda e, q: [1, 1], "mine": function}, [EXAMPLE, EXAMPLE], [])

@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 
 from forage.agent.episode import append_episodes, compress, episode_files, from_json, is_written, read_episodes, to_json
-from forage.errors import UserError
 from tests.factories import EPISODE
+from tests.refusals import refused
 
 TWO = [EPISODE, replace(EPISODE, id="q/1")]
 
@@ -33,7 +33,7 @@ def test_a_hole_of_zero_bytes_is_an_error_and_not_the_end(tmp_path, packed):
     path.write_bytes(lines[0] + bytes(len(lines[1]) - 1) + b"\n" + lines[2])
     if packed:
         compress(path)
-    with pytest.raises(UserError, match=r"worker.jsonl(.gz)?:2: not an episode"):
+    with refused(r"worker.jsonl(.gz)?:2: not an episode"):
         list(read_episodes(path))
 
 
@@ -66,7 +66,7 @@ def test_a_damaged_file_is_named(tmp_path):
     packed = tmp_path / "worker.jsonl.gz"
     for damaged in (packed.read_bytes()[:-9], b"no gzip", packed.read_bytes()[:40] + b"\xff" * 60):
         packed.write_bytes(damaged)
-        with pytest.raises(UserError, match=r"worker\.jsonl\.gz(:1)? (is damaged|: not an episode)"):
+        with refused(r"worker\.jsonl\.gz(:1)? (is damaged|: not an episode)"):
             list(read_episodes(path))
 
 

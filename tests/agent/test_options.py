@@ -8,6 +8,7 @@ from forage.agent.options import AgentSettings, SearchOptions, read_agent, same_
 from forage.agent.searcher import searching
 from forage.errors import UserError
 from forage.store.options import Fusion, StoreOptions
+from tests.refusals import refused
 
 
 @pytest.fixture
@@ -58,7 +59,7 @@ def test_a_policy_keeps_its_task(policy, tmp_path):
         f'--task "{GARDEN}": the policy was trained with "Answer the question from a library", as {policy}/agent.json '
         "says; leave --task out, or give --override-agent"
     )
-    with pytest.raises(UserError, match=f'a plays with --task "{GARDEN}" and b with "Answer the question from a li'):
+    with refused(f'a plays with --task "{GARDEN}" and b with "Answer the question from a li'):
         same_settings([("a", new), ("b", AgentSettings())])
 
 
@@ -72,14 +73,14 @@ def test_a_policy_keeps_its_task(policy, tmp_path):
     ],
 )
 def test_bad_values_are_told(options, says, tmp_path):
-    with pytest.raises(UserError, match=says):
+    with refused(says):
         options.settle(tmp_path)
 
 
 @pytest.mark.parametrize("text", ["{", '{"kk": 3}', "[1]"])
 def test_a_broken_file_is_told_by_its_path(tmp_path, text):
     (tmp_path / "agent.json").write_text(text)
-    with pytest.raises(UserError, match=r"agent.json is damaged .*; mend it, or delete it"):
+    with refused(r"agent.json is damaged .*; mend it, or delete it"):
         SearchOptions().settle(tmp_path)
 
 

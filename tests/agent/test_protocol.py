@@ -17,7 +17,7 @@ from forage.agent.protocol import (
     read_turn,
     write_call,
 )
-from forage.errors import UserError
+from tests.refusals import refused
 from tests.scripted_engine import Hit
 
 CALL = '<tool_call>{"name": "search", "arguments": {"query": "gout"}}</tool_call>'
@@ -101,7 +101,7 @@ def test_a_template_that_describes_the_tool_gets_it_in_the_words_of_the_task(fam
 
 def test_a_model_without_a_template_is_refused(tokenizer, monkeypatch):
     monkeypatch.setattr(tokenizer, "chat_template", None)
-    with pytest.raises(UserError, match="no chat template"):
+    with refused("no chat template"):
         Protocol(tokenizer)
 
 
@@ -211,5 +211,5 @@ def test_a_turn_that_ends_in_white_space_is_refused(tiny_tokenizer):
         "{% for m in messages %}{{ m.role + ':' + m.content + '\n' }}{% endfor %}"
         "{% if add_generation_prompt %}{{ 'assistant:' }}{% endif %}"
     )
-    with pytest.raises(UserError, match="does not end turns with a special token"):
+    with refused("does not end turns with a special token"):
         Protocol(tiny_tokenizer).check()

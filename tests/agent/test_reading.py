@@ -9,9 +9,9 @@ from forage.agent.episode import Turn
 from forage.agent.rewards import get_groundedness, get_telling_words, telling_words
 from forage.agent.searcher import Searcher
 from forage.data.records import Question
-from forage.errors import UserError
 from forage.store.remote import RemoteStore
 from tests.factories import EPISODE, answering
+from tests.refusals import refused
 
 GOUT = Question("q1", "What is gout?", "What is gout? Rest, ice and rest, or ice; uric crystals in a joint.")
 
@@ -68,5 +68,5 @@ def test_telling_words_that_an_answer_says():
 def test_how_rare_a_word_is_no_server_tells():
     server = RemoteStore.__new__(RemoteStore)
     server.path = "http://there"
-    with pytest.raises(UserError, match=r"how rare a word is can't be asked of http://there; name the store's folder"):
+    with refused(r"how rare a word is can't be asked of http://there; name the store's folder"):
         get_telling_words(answering("x"), [GOUT], Searcher(lambda: server, None))

@@ -17,9 +17,9 @@ from forage.agent.rewards import (
     rewards_of,
 )
 from forage.agent.searcher import AnswerRank, answer_rank
-from forage.errors import UserError
 from tests.factories import EPISODE
 from tests.ranked_library import GOUT, opened
+from tests.refusals import refused
 
 
 def searching(*queries):
@@ -121,8 +121,7 @@ def test_rewards_are_chosen_by_name():
     assert list(chosen) == ["best_search", "format"]
     assert chosen["best_search"]([searching("good")], [GOUT]) == [1.0]  # one of this project's
     assert chosen["format"]([], []) == [0.5]  # one's own comes first
-    with pytest.raises(
-        UserError,
-        match=r"no reward 'seen'; choose among answer_similarity, .*found, .*mrr, own, .*telling_words, token_f1",
+    with refused(
+        r"no reward 'seen'; choose among answer_similarity, .*found, .*mrr, own, .*telling_words, token_f1",
     ):
         rewards_of(make, "an embedder", searcher, ("seen=1",))

@@ -9,7 +9,7 @@ from forage.agent.episode import Use, from_json, to_json
 from forage.agent.options import AgentSettings, SearchOptions, read_agent, write_agent
 from forage.agent.protocol import Call, Protocol, Reading, read_turn, write_answer, write_call
 from forage.agent.tools import ToolError, fits, functions_for, spec_of, specs_of
-from forage.errors import UserError
+from tests.refusals import refused
 from tests.scripted_engine import QUESTION, check_tokens, play_with_tools
 
 
@@ -67,7 +67,7 @@ def listed(texts: list) -> str:
     ],
 )  # fmt: skip
 def test_a_function_that_makes_no_tool_is_named(name, function, says):
-    with pytest.raises(UserError, match=f"tool '{name}' in get_tools of grpo_rollout.py.*{says}"):
+    with refused(f"tool '{name}' in get_tools of grpo_rollout.py.*{says}"):
         spec_of(name, function)
 
 
@@ -171,7 +171,7 @@ def test_a_new_policy_gets_the_dictionary_and_keeps_it(with_calculator, tmp_path
 
 def test_a_tool_that_is_gone_or_told_otherwise_is_named(with_calculator, monkeypatch):
     monkeypatch.setattr(grpo_rollout, "get_tools", dict)
-    with pytest.raises(UserError, match="trained with tool 'calculate'; put it back"):
+    with refused("trained with tool 'calculate'; put it back"):
         functions_for(SPECS)
 
     def other(expression: str) -> str:
@@ -179,5 +179,5 @@ def test_a_tool_that_is_gone_or_told_otherwise_is_named(with_calculator, monkeyp
         return expression
 
     monkeypatch.setattr(grpo_rollout, "get_tools", lambda: {"calculate": other})
-    with pytest.raises(UserError, match="another docstring or other parameters"):
+    with refused("another docstring or other parameters"):
         functions_for(SPECS)

@@ -8,8 +8,7 @@ from forage.data.chunking import Chunk
 from forage.data.records import Document, Question
 from forage.extras.questions.headroom import seen_share
 from forage.store.bm25 import Tokenizer
-from forage.store.document_store import DocumentStore
-from forage.store.options import StoreOptions
+from tests.factories import plain_store
 
 RYE = (
     "Rye is a tall cereal of poor sandy soil, where wheat would starve, drown or freeze in winter. It is sown in fall. "
@@ -50,7 +49,7 @@ def test_what_was_asked_for_stands_a_third_into_its_window():
 
 
 def test_new_policies_are_shown_windows_and_old_ones_what_they_learnt_from(tmp_path):
-    store = DocumentStore.build(tmp_path / "store", [Document("d", "Rye", RYE)], StoreOptions(embedder="none"))
+    store = plain_store(tmp_path / "store", [Document("d", "Rye", RYE)])
     write_agent(AgentSettings(mode="sparse", passage_tokens=16), tmp_path)
     (tmp_path / "agent.json").write_text((tmp_path / "agent.json").read_text().replace(' "window": "start",\n', ""))
     old, new = read_agent(tmp_path), SearchOptions(mode="sparse", passage_tokens=16).settle(tmp_path / "none")

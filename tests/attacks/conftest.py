@@ -25,7 +25,7 @@ def ground(site, tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def undisturbed(ground):
-    """A function that gives an undisturbed run of a script, made once: (contents, number of changes, seconds)."""
+    """A function that gives an undisturbed run of a script, made once: (contents, changes, seconds, bytes)."""
     _, arena, scripts = ground
 
     @cache
@@ -33,6 +33,8 @@ def undisturbed(ground):
         script = scripts[name]
         started = script.start(script.fresh(arena))
         assert started.wait() == 0, started.said[-3000:]
-        return script.look(arena), started.changes, time.perf_counter() - started.began
+        seconds = time.perf_counter() - started.began
+        size = sum(path.stat().st_size for path in arena.rglob("*"))
+        return script.look(arena), started.changes, seconds, size
 
     return run

@@ -270,7 +270,6 @@ def folders(folder):
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("no_plots")
 @pytest.mark.parametrize("name", ["a completion", "data", "a store", "a policy", "a run"])
 def test_a_changed_file_or_reply_is_right_or_one_line(name, made, tmp_path):
     wrong = attack(made[name](tmp_path / name), COUNTS.get(name, 300), seed=1)

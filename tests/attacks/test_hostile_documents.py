@@ -28,12 +28,10 @@ from forage.files import json_lines
 from forage.rollout.rollout import RolloutView
 from forage.runs.stats import print_step
 from forage.sft.teacher import TeacherOptions, demonstrate
-from forage.store.document_store import DocumentStore
-from forage.store.options import StoreOptions
 from forage.text import encodable, printable
 from tests import ROOT
 from tests.attacks.hostile import hostile_documents
-from tests.factories import EPISODE, STATS
+from tests.factories import EPISODE, STATS, plain_store
 from tests.scripted_engine import Hit, InOrder
 from tests.tiny import make_tokenizer
 
@@ -261,7 +259,7 @@ def store_without_vectors(tmp_path_factory):
     rows = [{"id": encodable(d.id), "title": d.title, "text": d.text} for d in documents]
     path = folder.with_name("documents.jsonl")
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    DocumentStore.build(folder, read_documents(path), StoreOptions(embedder="none"))
+    plain_store(folder, read_documents(path))
     return folder
 
 

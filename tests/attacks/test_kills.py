@@ -38,7 +38,7 @@ def complete(script, arena):
 
 def attack(script, arena, undisturbed, kills, seed):
     """Kill a script at random moments, every third time twice in a row; return where, and what differed in the end."""
-    whole, changes, seconds = undisturbed
+    whole, changes, seconds, _ = undisturbed
     draw, found, tried = random.Random(seed), {}, 0
     while tried < kills:
         script.fresh(arena)
@@ -57,8 +57,13 @@ KILLS = {
 }  # fmt: skip
 
 
+@pytest.fixture(scope="module", params=KILLS)
+def name(request):
+    """So all tests of a script come one after the other, in one process, and share its undisturbed run."""
+    return request.param
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", KILLS)
 def test_a_killed_script_comes_to_the_end_of_an_undisturbed_one(ground, undisturbed, name):
     _, arena, scripts = ground
     assert attack(scripts[name], arena, undisturbed(name), KILLS[name], seed=17) == {}
@@ -74,10 +79,9 @@ def wait_until_stopped(started):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", KILLS)
 def test_of_two_starts_one_gets_a_line_and_nothing_is_damaged(ground, undisturbed, name):
     _, arena, scripts = ground
-    script, (whole, changes, _) = scripts[name], undisturbed(name)
+    script, (whole, changes, *_) = scripts[name], undisturbed(name)
     first = script.start(script.fresh(arena), {changes * 9 // 10: signal.SIGSTOP})
     wait_until_stopped(first)
     second = script.start(arena)

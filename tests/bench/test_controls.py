@@ -11,11 +11,10 @@ from forage.agent.options import SearchOptions
 from forage.agent.searcher import searching
 from forage.arguments import parse
 from forage.data.records import Document, Question, read_questions
-from forage.errors import UserError
 from forage.files import write_jsonl
-from forage.store.document_store import DocumentStore
 from forage.store.opening import open_store
-from forage.store.options import StoreOptions
+from tests.factories import plain_store
+from tests.refusals import refused
 
 
 def row(arm, seed, ranks, **more):
@@ -57,7 +56,7 @@ def data(tmp_path_factory):
         )
         for n in range(1400)
     ]
-    DocumentStore.build(folder / "store", documents, StoreOptions(embedder="none"))
+    plain_store(folder / "store", documents)
     write_jsonl(folder / "second_hop_6" / "train.jsonl", questions[:40])
     write_jsonl(folder / "second_hop_6" / "eval.jsonl", questions[40:])
     return folder
@@ -113,5 +112,5 @@ def test_a_row_is_measured_once_and_only_of_the_same_questions(options):
     kept(options, asked, "GRPO", 2, lambda _: {"measures": {}})
     rows = [json.loads(line) for line in options.rows.read_text().splitlines()]
     assert [(row["split"], row["seed"]) for row in rows] == [("dev", 1), ("held-out", 1), ("dev", 2)]
-    with pytest.raises(UserError, match="was measured on other questions; give another file as --rows"):
+    with refused("was measured on other questions; give another file as --rows"):
         kept(options, [Question("r", "What?", "That.")], "GRPO", 1, dict)

@@ -6,8 +6,7 @@ from types import SimpleNamespace
 from bench.expansion import RM3
 from forage.data.records import Document
 from forage.extras.questions.headroom import whole_documents
-from forage.store.document_store import DocumentStore
-from forage.store.options import StoreOptions
+from tests.factories import plain_store
 
 
 def test_rm3_by_hand():
@@ -32,7 +31,7 @@ def test_whole_documents_come_in_the_order_found_with_their_passages_in_order_of
         Document("a", "Gout", "Crystals hurt in the joint. Rest helps the gout. Gout treatments are ice and pills."),
         Document("b", "Asthma", "Treatments are inhalers. Asthma treatments differ."),
     ]
-    store = DocumentStore.build(tmp_path / "store", documents, StoreOptions("none", chunk_tokens=6, chunk_overlap=0))
+    store = plain_store(tmp_path / "store", documents, chunk_tokens=6, chunk_overlap=0)
     assert len(store.chunks) == 4
     asked = ["crystals joint: What are the treatments for this?"]
     assert [hit.chunk_id for hit in whole_documents(store, asked)[0]] == ["a#2", "a#1"]

@@ -8,8 +8,8 @@ import pytest
 
 from bench.harness import BARS, Bar, alone, finish
 from bench.table import Row, measured
-from forage.errors import UserError
 from tests import ROOT
+from tests.refusals import refused
 
 
 def test_bars_decide_the_exit_status(capsys, tmp_path, monkeypatch):
@@ -34,7 +34,7 @@ def killed():
 
 def test_a_process_has_a_peak_of_its_own_and_may_be_killed():
     assert alone(len, "abc") == 3
-    with pytest.raises(UserError, match="the process of killed was killed; is memory enough"):
+    with refused("the process of killed was killed; is memory enough"):
         alone(killed)
 
 

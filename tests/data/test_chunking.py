@@ -1,12 +1,11 @@
 """Chunks cover their document, sit where they say, and fit."""
 
-import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from forage.data.chunking import chunk_document, chunk_spans
 from forage.data.records import Document
-from forage.errors import UserError
+from tests.refusals import refused
 
 
 def count_words(texts):
@@ -72,7 +71,7 @@ def test_abbreviations_and_decimals_do_not_end_a_sentence():
 
 
 def test_overlap_must_be_under_size():
-    with pytest.raises(UserError, match="--chunk-overlap 8"):
+    with refused("--chunk-overlap 8"):
         chunk_document(Document("d", "t", "x"), count_words, 8, 8)
 
 

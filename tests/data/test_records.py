@@ -1,10 +1,8 @@
 """Documents and questions: written, read back, and one line for what is missing."""
 
-import pytest
-
 from forage.data.records import Document, Question, clean, read_documents, read_questions
-from forage.errors import UserError
 from forage.files import json_lines, write_jsonl
+from tests.refusals import refused
 
 
 def test_what_is_written_is_read_back(tmp_path):
@@ -20,7 +18,7 @@ def test_unknown_keys_are_left_aside_and_missing_ones_told(tmp_path):
     (tmp_path / "d.jsonl").write_text('{"id": "d", "title": "t", "text": "x", "newer": 1}\n\n{"id": "e"}\n')
     rows = json_lines(tmp_path / "d.jsonl")
     assert [number for number, _ in rows] == [1, 3]
-    with pytest.raises(UserError, match=r"d\.jsonl:3: not a document \(title: Field required\); mend"):
+    with refused(r"d\.jsonl:3: not a document \(title: Field required\); mend"):
         read_documents(tmp_path / "d.jsonl")
 
 
@@ -30,5 +28,5 @@ def test_clean_keeps_lines_and_single_spaces():
 
 def test_two_questions_of_one_id_are_refused(tmp_path):
     write_jsonl(tmp_path / "q.jsonl", [Question("a", text, "") for text in ("One?", "Two?")])
-    with pytest.raises(UserError, match=r"q\.jsonl: 2 questions have the id 'a'"):
+    with refused(r"q\.jsonl: 2 questions have the id 'a'"):
         read_questions(tmp_path / "q.jsonl")

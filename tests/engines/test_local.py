@@ -12,8 +12,8 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from forage.engines import local
 from forage.engines.base import Request, Sampling
 from forage.engines.local import LocalEngine, Spoken, first_above, inverse_cdf
-from forage.errors import UserError
 from tests.factories import tiny_model
+from tests.refusals import refused
 from tests.sampling import generate, logprobs_of, requests
 
 GREEDY = Sampling(temperature=0)
@@ -36,7 +36,7 @@ def test_an_adapter_on_a_weight_that_is_input_and_output_is_refused(tmp_path):
     with_adapter = get_peft_model(tiny_model(tie_word_embeddings=True), LoraConfig(r=2, target_modules=["lm_head"]))
     with_adapter.save_pretrained(tmp_path, save_embedding_layers=False)
     engine = LocalEngine(tiny_model(tie_word_embeddings=True), 2)
-    with pytest.raises(UserError, match="which the base uses as both input and output"):
+    with refused("which the base uses as both input and output"):
         asyncio.run(engine.load_adapter("run-v000001", tmp_path))
 
 
@@ -279,5 +279,5 @@ def test_an_adapter_that_makes_the_model_compute_nan_is_refused():
     model = tiny_model()
     model.lm_head.weight.data[7] = torch.nan
     for sampling in (Sampling(), GREEDY):
-        with pytest.raises(UserError, match="with adapter base the model's probabilities are NaN"):
+        with refused("with adapter base the model's probabilities are NaN"):
             generate(LocalEngine(model, 1), Request((1, 2, 3), 3, (), 0, sampling))

@@ -11,7 +11,6 @@ from peft import LoraConfig, get_peft_model
 from forage.engines import local
 from forage.engines.base import EngineOptions, Job, Request
 from forage.engines.local import LocalEngine
-from forage.errors import UserError
 from forage.grpo.options import UpdateOptions
 from forage.policy.adapters import publish_adapter
 from forage.policy.logprobs import token_logprobs
@@ -19,6 +18,7 @@ from forage.policy.manifest import AdapterOptions, PolicyManifest, read_policy_m
 from forage.policy.packing import pack
 from forage.policy.policy import create_policy, load_base, load_policy
 from tests.factories import Sequence, tiny_model
+from tests.refusals import refused
 from tests.sampling import generate, logprobs_of, requests
 from tests.tiny import make_model, make_tokenizer
 
@@ -139,5 +139,5 @@ def test_a_gpu_keeps_4_bits_and_takes_the_slots_that_fit(tmp_path, monkeypatch, 
         assert f"engine: {slots} of 64 sequences of 2048 tokens at once" in capsys.readouterr().out
     assert asked == [False] * 3
     left[0] = slot - 1
-    with pytest.raises(UserError, match=r"not even one sequence of 2048 tokens .*; lower --max-tokens"):
+    with refused(r"not even one sequence of 2048 tokens .*; lower --max-tokens"):
         asyncio.run(slots_of(manifest))

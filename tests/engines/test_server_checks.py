@@ -2,12 +2,10 @@
 
 import shutil
 
-import pytest
-
 from forage.engines.vllm import check_root
-from forage.errors import UserError
 from forage.policy.base_models import base_digest
 from forage.policy.manifest import PolicyManifest
+from tests.refusals import refused
 from tests.tiny import make_model
 
 
@@ -37,5 +35,5 @@ def test_another_base_is_refused(tiny, tiny_base, tmp_path):
     for root, asked in (
         (other, tiny_base), (tiny / "policy", tiny_base), ("Someone/Model", tiny_base), (tiny_base, "Someone/Model"),
     ):  # fmt: skip
-        with pytest.raises(UserError, match=f"the server serves {root}, not {asked}; start it with that model"):
+        with refused(f"the server serves {root}, not {asked}; start it with that model"):
             check_root(str(root), manifest_of(asked), "the server")

@@ -3,13 +3,12 @@
 import asyncio
 
 import numpy as np
-import pytest
 from safetensors.numpy import save_file
 
 from forage.engines.base import EngineOptions, Request
 from forage.engines.vllm import VLLMEngine, login_of
-from forage.errors import UserError
 from tests.misbehaving_vllm import REQUEST, RIGHT, MisbehavingVLLM, with_engine
+from tests.refusals import refused
 
 
 def test_a_request_says_all_that_matters(fake):
@@ -26,7 +25,7 @@ def test_a_request_says_all_that_matters(fake):
 
 def test_what_the_server_refuses_is_told_at_once(fake):
     fake.plan = [400]
-    with pytest.raises(UserError, match="refuses the request: status 400"):
+    with refused("refuses the request: status 400"):
         with_engine(lambda engine: engine.generate(REQUEST), fake)
     assert len(fake.bodies) == 1
 
@@ -58,7 +57,7 @@ def test_an_adapter_that_another_worker_loads_at_the_same_moment_is_loaded(fake,
 
     assert with_engine(swap, fake) == "run-v000001"
     fake.refused = True
-    with pytest.raises(UserError, match=r"can't load adapter run-v000002 \(has already been loaded\)"):
+    with refused(r"can't load adapter run-v000002 \(has already been loaded\)"):
         with_engine(lambda engine: engine.load_adapter("run-v000002", tmp_path), fake)
 
 
@@ -67,10 +66,10 @@ def test_episodes_stay_with_a_server_and_move_when_it_dies(fake):
 
     async def act(engine):
         requests = [Request((1,), 2, (2,), episode=f"q{n % 10}/{n}") for n in range(40)]
-        await asyncio.gather(*(engine.generate(request) for request in requests))
+        await asyncio.gather(*map(engine.generate, requests))
         share = len(fake.bodies)
         other.stop()
-        await asyncio.gather(*(engine.generate(request) for request in requests))
+        await asyncio.gather(*map(engine.generate, requests))
         return share
 
     share = with_engine(act, fake, other)
@@ -82,7 +81,7 @@ def test_episodes_stay_with_a_server_and_move_when_it_dies(fake):
 def test_servers_of_different_models_are_refused(fake):
     other = MisbehavingVLLM()
     other.base = "another"
-    with pytest.raises(UserError, match="serve different models: another, policy"):
+    with refused("serve different models: another, policy"):
         with_engine(lambda engine: engine.generate(REQUEST), fake, other)
 
 
@@ -99,7 +98,7 @@ async def load(engine, folder):
 
 def test_an_address_keeps_its_password_to_itself(capsys):
     """It is sent, and neither printed nor in an error."""
-    with pytest.raises(UserError, match=r"no vLLM server answers at http://127\.0\.0\.1:9 ") as error:
+    with refused(r"no vLLM server answers at http://127\.0\.0\.1:9 ") as error:
         asyncio.run(opened(VLLMEngine(EngineOptions(urls=("http://me:secret@127.0.0.1:9",), patience=0.1))))
     assert "secret" not in str(error.value) + capsys.readouterr().out
     assert (login_of("http://me:secret@a:1"), login_of("http://a:1")) == (("me", "secret"), None)

@@ -11,9 +11,8 @@ from forage.data.records import Document, Question
 from forage.evaluation.altered import ALTERATIONS, Altered
 from forage.evaluation.baselines import single
 from forage.evaluation.player import CachingAgent
-from forage.store.document_store import DocumentStore
-from forage.store.options import StoreOptions
 from tests.evaluation.settings import setting_of
+from tests.factories import plain_store
 from tests.scripted_engine import Scripted
 
 # BM25 ranks shorter texts higher where they say a word as often: gout0 to gout4, then what says nothing of it.
@@ -32,7 +31,7 @@ ALL = (GOUT, RYE, SAME)
 @pytest.fixture(scope="module")
 def store(tmp_path_factory):
     documents = [Document(name, name.rstrip("01234").title(), text) for name, text in TEXTS.items()]
-    return DocumentStore.build(tmp_path_factory.mktemp("altered") / "store", documents, StoreOptions(embedder="none"))
+    return plain_store(tmp_path_factory.mktemp("altered") / "store", documents)
 
 
 def found(name, setting, question=GOUT, query="gout"):

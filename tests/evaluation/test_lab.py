@@ -22,10 +22,8 @@ from forage.evaluation import lab
 from forage.evaluation.options import EvaluationOptions
 from forage.files import write_jsonl
 from forage.metrics import token_f1
-from forage.store.document_store import DocumentStore
-from forage.store.options import StoreOptions
 from tests.evaluation.settings import setting_of
-from tests.factories import EPISODE
+from tests.factories import EPISODE, plain_store
 from tests.scripted_engine import Hit, Scripted
 
 
@@ -119,7 +117,7 @@ REMEDIES = "ice rest heat cold tea salt milk wine bread honey sleep walks".split
 @pytest.fixture(scope="module")
 def remedies(tmp_path_factory):
     documents = [Document(f"d{n}", f"Disease {n}", f"{remedy} mends it.") for n, remedy in enumerate(REMEDIES)]
-    store = DocumentStore.build(tmp_path_factory.mktemp("lab") / "store", documents, StoreOptions(embedder="none"))
+    store = plain_store(tmp_path_factory.mktemp("lab") / "store", documents)
     questions = [
         Question(f"q{n}", f"What helps with disease {n}?", document.text, relevant_chunk_ids=(f"d{n}#0",))
         for n, document in enumerate(documents)

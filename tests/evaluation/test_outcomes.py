@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from forage.agent.episode import append_episodes
-from forage.errors import UserError
 from forage.evaluation.outcomes import Outcome, OutcomeLog
 from tests.factories import EPISODE as EXAMPLE
+from tests.refusals import refused
 
 
 def outcome(name, tried=2, chosen=1, seconds=1.0):
@@ -59,8 +59,8 @@ def test_damage_is_told(log):
     log.append("a.jsonl", outcome("q"))
     lines = (log.episodes / "a.jsonl").read_bytes().splitlines(keepends=True)
     (log.episodes / "a.jsonl").write_bytes(b"".join(lines[1:]))
-    with pytest.raises(UserError, match=r"a.jsonl lacks episodes of question p; delete it and .*a.jsonl to play"):
+    with refused(r"a.jsonl lacks episodes of question p; delete it and .*a.jsonl to play"):
         log.results()
     (log.outcomes / "a.jsonl").write_text('{"question_id": "p"}\n')
-    with pytest.raises(UserError, match=r"a.jsonl:1: not an outcome .*; delete that line"):
+    with refused(r"a.jsonl:1: not an outcome .*; delete that line"):
         log.done()

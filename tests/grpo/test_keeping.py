@@ -6,16 +6,12 @@ from types import SimpleNamespace
 
 import pytest
 
-import grpo_train
 from forage.grpo import training
 from forage.grpo.resume import kept_versions, tidy
 from forage.policy.adapters import adapter_path, versions, weights_digest
 from forage.runs.stats import read_stats
 from tests.options import with_options
-from tests.tiny import rewards_of_tokens
-from tests.tiny_training import stats_of, tiny_options
-
-pytestmark = pytest.mark.usefixtures("no_plots")
+from tests.tiny_training import stats_of, tiny_options, train
 
 
 def options_of(tiny, run_dir, **more):
@@ -39,9 +35,7 @@ def test_what_is_kept_by_hand(tiny, tmp_path):
 def whole(tiny, tmp_path_factory):
     """A run that keeps everything."""
     options = options_of(tiny, tmp_path_factory.mktemp("whole") / "run", keep_adapters=0)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("forage.grpo.reporting.COMMAND", ("true",))
-        grpo_train.main(options, rewards_of_tokens)
+    train(options)
     return options.run_dir
 
 
@@ -59,10 +53,9 @@ def test_a_pruned_and_killed_run_ends_as_a_whole_one(whole, tiny, tmp_path, monk
         real = training.Learner.save
         monkeypatch.setattr(training.Learner, "save", lambda self, *a: stop() if a[1] == 5 else real(self, *a))
     with pytest.raises(KeyboardInterrupt):
-        grpo_train.main(options, rewards_of_tokens)
+        train(options)
     monkeypatch.undo()
-    monkeypatch.setattr("forage.grpo.reporting.COMMAND", ("true",))
-    grpo_train.main(options, rewards_of_tokens)
+    train(options)
     assert versions(options.run_dir) == [0, 4, 5, 6]
     assert names(options.run_dir / "adapters") == ["v000000", "v000004", "v000005", "v000006"]
     assert stats_of(whole) == stats_of(options.run_dir)

@@ -3,13 +3,11 @@
 import pytest
 import torch
 
-from forage.errors import UserError
 from forage.grpo.learner import Learner
 from forage.optimizer import MemoryOptions
 from forage.runs.stats import read_stats
+from tests.refusals import refused
 from tests.tiny_training import tiny_options, train
-
-pytestmark = pytest.mark.usefixtures("no_plots")
 
 
 @pytest.fixture
@@ -39,7 +37,7 @@ def short(monkeypatch):
 def test_the_error_says_which_micro_batches_to_go_on_with(tiny, tmp_path, short):
     options = {"max_steps": 2, "eval_every": 0}
     sizes = short(1)
-    with pytest.raises(UserError, match=r"^out of memory with micro-batches of 600 tokens .*give --token-budget 300, "):
+    with refused(r"^out of memory with micro-batches of 600 tokens .*give --token-budget 300, "):
         train(tiny_options(tiny, tmp_path / "run", **options))
     assert max(sizes) <= 600
     train(tiny_options(tiny, tmp_path / "run", **options, token_budget=300))

@@ -10,7 +10,6 @@ import torch
 
 from forage.engines.base import EngineOptions, Job, Request
 from forage.engines.choice import open_engine
-from forage.errors import UserError
 from forage.grpo.losses import ScoredBatch, Totals, advantages, loss_terms, policy_loss
 from forage.grpo.options import LossOptions
 from forage.policy.manifest import read_policy_manifest
@@ -18,6 +17,7 @@ from forage.policy.packing import pack
 from tests import ROOT
 from tests.factories import Sequence
 from tests.pages import fenced
+from tests.refusals import refused
 from tests.tiny_training import tiny_options, train
 
 [MINE] = [code for code in fenced(ROOT / "docs/training.md", "python") if "PolicyTerms" in code]  # as the page shows it
@@ -59,7 +59,7 @@ def test_a_run_with_them_is_not_resumed_after_their_file_changed(mine, tiny, tmp
     assert (tmp_path / "run/adapters/v000001").is_dir()
     with (tmp_path / f"{mine}.py").open("a") as file:
         file.write("\n\ndef another(tokens, options): ...\n")
-    with pytest.raises(UserError, match=f"another {mine}.py"):
+    with refused(f"another {mine}.py"):
         train(replace(options, max_steps=2))
 
 
@@ -70,7 +70,7 @@ def test_an_engine_of_ones_own(mine, tiny):
             return await engine.generate(Request((5, 7), 2, (2,)))
 
     assert asyncio.run(sample()).ids == (7, 2)
-    with pytest.raises(UserError, match="halved must be a subclass"):
+    with refused("halved must be a subclass"):
         asyncio.run(sample("halved"))
 
 
@@ -86,7 +86,7 @@ def test_what_is_of_another_shape_is_refused(tmp_path, monkeypatch):
     [batch], zeros_BT = pack([Sequence((5, 6, 7), (0, 1, 1))], 100), torch.zeros(1, 3)
     scored = ScoredBatch(batch, torch.tensor([2.0]), zeros_BT, old_BT=zeros_BT, sampler_BT=zeros_BT)
     for name in ("mean", "bare"):
-        with pytest.raises(UserError, match=f"mistaken:{name} must return PolicyTerms"):
+        with refused(f"mistaken:{name} must return PolicyTerms"):
             loss_terms(scored, LossOptions(loss=f"mistaken:{name}"), Totals(2, 1))
-    with pytest.raises(UserError, match="each of the 2 episodes"):
+    with refused("each of the 2 episodes"):
         advantages([0, 1], "aa", "mistaken:first")

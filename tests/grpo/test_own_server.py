@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from forage.engines.base import EngineOptions
-from forage.errors import UserError
 from forage.grpo import own_server
 from forage.grpo.options import TrainOptions
 from forage.grpo.own_server import environment_on_gpu, start, wait_until_up, wants_one
 from forage.rollout.options import RolloutOptions
+from tests.refusals import refused
 
 
 def test_only_where_vllm_is_meant_and_none_is_named(monkeypatch, tmp_path):
@@ -32,7 +32,7 @@ def test_only_where_vllm_is_meant_and_none_is_named(monkeypatch, tmp_path):
 def test_a_server_that_ends_while_it_starts_is_said_with_why(tmp_path):
     log = tmp_path / "vllm.log"
     server = start(["sh", "-c", "echo 'ValueError: no room for keys'; echo bye; exit 1"], {}, log)
-    with pytest.raises(UserError, match=r"ended while it started \(ValueError: no room for keys\); see .*vllm.log"):
+    with refused(r"ended while it started \(ValueError: no room for keys\); see .*vllm.log"):
         wait_until_up(server, "http://127.0.0.1:9", log)
 
 
@@ -55,7 +55,7 @@ def test_the_share_of_a_card(monkeypatch, mib, sleeps, serve, share):
 
 def test_a_small_card_is_refused_unless_its_share_is_said(monkeypatch):
     manifest_of(16384, monkeypatch)
-    with pytest.raises(UserError, match=r"a GPU of 17 GB is too small .*--vllm-sleep"):
+    with refused(r"a GPU of 17 GB is too small .*--vllm-sleep"):
         environment_on_gpu(sleeps=False)
     monkeypatch.setenv("VLLM_GPU_MEMORY", "0.4")
     assert environment_on_gpu(sleeps=False)[0]["VLLM_GPU_MEMORY"] == "0.4"

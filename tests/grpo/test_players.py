@@ -17,8 +17,6 @@ from forage.runs.stats import read_stats
 from tests.factories import EPISODE
 from tests.tiny_training import adapter_bytes, stats_of, tiny_options, train
 
-pytestmark = pytest.mark.usefixtures("no_plots")
-
 
 def by(version, plan):
     """A plan's episodes, played with this adapter."""

@@ -5,13 +5,12 @@ import zlib
 import pytest
 
 from forage.engines.base import EngineOptions
-from forage.errors import UserError
 from forage.grpo import training
 from forage.runs.stats import read_stats
 from tests.options import with_options
+from tests.refusals import refused
 from tests.tiny_training import adapter_bytes, stats_of, tiny_options, train
 
-pytestmark = pytest.mark.usefixtures("no_plots")
 SLEEP, WAKE = "/sleep?level=1&mode=wait", "/wake_up"
 
 
@@ -87,5 +86,5 @@ def test_a_run_in_turns_is_that_of_a_server_that_stays_awake(tiny, tmp_path, fak
 def test_what_does_not_go_with_sleep_is_refused(tiny, tmp_path, more, told):
     good = tiny_options(tiny, tmp_path / "run", engine=EngineOptions("vllm"), vllm_sleep=True)
     good.check()
-    with pytest.raises(UserError, match=told):
+    with refused(told):
         with_options(good, **more).check()

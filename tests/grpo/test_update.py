@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from forage.agent.episode import Episode, Segment, read_episodes
-from forage.errors import UserError
 from forage.grpo.learner import Learner
 from forage.grpo.losses import ScoredBatch, count_totals, loss_terms, policy_loss
 from forage.grpo.options import UpdateOptions
@@ -14,9 +13,9 @@ from forage.grpo.update import UpdateContext, prepare, scaled_credits, taught_ep
 from forage.policy.manifest import read_policy_manifest
 from forage.policy.packing import pack, values_like
 from forage.policy.policy import load_policy
+from tests.refusals import refused
 from tests.tiny_training import tiny_options, train
 
-pytestmark = pytest.mark.usefixtures("no_plots")
 LARGE, SMALL = 440, 220
 
 
@@ -161,7 +160,7 @@ def test_out_of_memory_in_the_optimizer_stops_the_run(tiny, episodes, monkeypatc
 
     learner = Watched(tiny)
     monkeypatch.setattr(learner, "step", short)
-    with pytest.raises(UserError, match=r"out of memory in the optimizer.*--sharding"):
+    with refused(r"out of memory in the optimizer.*--sharding"):
         updated(learner, tiny, episodes, LARGE)
 
 

@@ -10,12 +10,11 @@ import time
 import httpx
 import pytest
 import torch
-from peft import LoraConfig, get_peft_model
-from transformers import AutoModelForCausalLM
 
 from tests import ROOT
 from tests.containers import docker
 from tests.factories import stir
+from tests.integration.agreement import adapted
 from tests.ports import free_port
 
 STARTUP = 600  # seconds; about 60 on two idle cores
@@ -104,12 +103,8 @@ def adapters(model_folder, tmp_path_factory):
     folder = tmp_path_factory.mktemp("adapters")
     for version in (1, 2):
         torch.manual_seed(version)
-        policy = get_peft_model(
-            AutoModelForCausalLM.from_pretrained(model_folder, dtype=torch.float32),
-            LoraConfig(r=8, target_modules="all-linear", task_type="CAUSAL_LM"),
-        )
+        policy = adapted(model_folder)
         stir(policy, 0.05)
-        policy.peft_config["default"].base_model_name_or_path = str(model_folder)
         policy.save_pretrained(folder / f"v{version:06d}")
     return folder
 

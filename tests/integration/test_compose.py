@@ -14,8 +14,8 @@ from forage.agent.episode import episode_files, read_episodes
 from forage.machine import has_bf16
 from forage.policy.adapters import sampled_by, versions
 from forage.runs.stats import read_stats
-from tests.bounds import mismatch_bound
 from tests.containers import docker, inspected, lent_wheels
+from tests.integration.agreement import mismatch_bound
 from tests.ports import free_port
 
 pytestmark = [pytest.mark.compose, pytest.mark.timeout(3600)]

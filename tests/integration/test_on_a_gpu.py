@@ -25,7 +25,6 @@ from tests.tiny_training import tiny_options, train
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="left out: no NVIDIA GPU, or not run by make test-gpu"),
-    pytest.mark.usefixtures("no_plots"),
 ]
 
 QWEN = {  # the shape of a head of Qwen2.5, which flash attention takes

@@ -12,12 +12,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM
 
 import grpo_rollout
-import grpo_train
 from forage.agent.episode import episode_files, read_episodes
 from forage.arguments import parse
 from forage.extras.gateway.own_agent import recorded
@@ -26,7 +23,9 @@ from forage.policy.adapters import adapter_path, publish_adapter, sampled_by, ve
 from forage.policy.manifest import PolicyManifest, write_policy_manifest
 from forage.runs.stats import read_stats
 from tests import ROOT
-from tests.tiny import make_data, rewards_of_tokens
+from tests.integration.agreement import adapted
+from tests.tiny import make_data
+from tests.tiny_training import train
 
 pytestmark = pytest.mark.vllm
 STEPS = 3
@@ -37,10 +36,7 @@ def folder(tmp_path_factory, model_folder):
     """The tiny data, and a real policy, as vLLM serves no random one of another shape."""
     folder = tmp_path_factory.mktemp("service")
     make_data(folder / "data")
-    base = AutoModelForCausalLM.from_pretrained(model_folder, dtype=torch.float32)
-    policy = get_peft_model(base, LoraConfig(r=8, target_modules="all-linear", task_type="CAUSAL_LM"))
-    policy.peft_config["default"].base_model_name_or_path = str(model_folder)
-    publish_adapter(policy, folder / "smollm2", 0)
+    publish_adapter(adapted(model_folder), folder / "smollm2", 0)
     manifest = PolicyManifest(folder / "smollm2", str(model_folder), str(model_folder), False, "float32")
     write_policy_manifest(manifest, folder / "smollm2")
     return folder
@@ -158,11 +154,10 @@ async def asks_twice(question, client, tools):
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.usefixtures("no_plots")
 def test_an_agent_of_ones_own_is_recorded_as_the_trainer_scores_it(server, folder, monkeypatch):
     monkeypatch.setattr(grpo_rollout, "get_agent", lambda: recorded(asks_twice))
     flags = [*arguments(folder, "own"), *ALONE, "--urls", server.url]
-    grpo_train.main(parse(TrainOptions, flags), rewards_of_tokens)
+    train(parse(TrainOptions, flags))
     stats = read_stats(folder / "own")
     for step, row in enumerate(stats):
         [path] = episode_files(folder / "own" / "episodes" / f"{step:06d}")

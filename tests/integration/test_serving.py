@@ -6,7 +6,6 @@ import json
 import pytest
 import torch
 from openai import OpenAI
-from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import merge_lora
@@ -16,8 +15,8 @@ from forage.agent.protocol import Protocol, read_turn, write_call
 from forage.engines.base import EngineOptions, Sampling
 from forage.engines.vllm import VLLMEngine
 from forage.policy.adapters import publish_adapter
-from tests.bounds import mismatch_bound
-from tests.integration.agreement import differences, requests_of
+from tests.factories import stir
+from tests.integration.agreement import adapted, differences, mismatch_bound, requests_of
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 QUESTION, RESULT = "What is gout?", "[1] Gout: a disease\n[2] Gout: crystals"
@@ -29,12 +28,8 @@ def merged(model_folder, tmp_path_factory):
     """A policy over the packaged model, which its adapter changes a little, as one plain checkpoint."""
     folder = tmp_path_factory.mktemp("serving")
     torch.manual_seed(1)
-    base = AutoModelForCausalLM.from_pretrained(model_folder, dtype=torch.float32)
-    policy = get_peft_model(base, LoraConfig(r=8, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM"))
-    for name, weight in policy.named_parameters():
-        if "lora_B" in name:
-            torch.nn.init.normal_(weight, std=0.01)
-    policy.peft_config["default"].base_model_name_or_path = str(model_folder)
+    policy = adapted(model_folder, ["q_proj", "v_proj"])
+    stir(policy, 0.01)
     publish_adapter(policy, folder / "policy", 0)
     settings = AgentSettings(mode="sparse", task=MEDICAL_TASK, max_turns=2, max_turn_tokens=48)
     write_agent(settings, folder / "policy")
@@ -103,7 +98,7 @@ def test_the_merged_policys_log_probabilities_are_those_of_the_folder(server, me
 
     async def run():
         async with VLLMEngine(EngineOptions(urls=(server.url,))) as engine:
-            return await asyncio.gather(*(engine.generate(request) for request in requests))
+            return await asyncio.gather(*map(engine.generate, requests))
 
     apart = differences(AutoModelForCausalLM.from_pretrained(merged, dtype=torch.float32), requests, asyncio.run(run()))
     assert apart.mean() < mismatch_bound("float32")

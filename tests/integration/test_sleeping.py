@@ -11,7 +11,7 @@ import pytest
 
 from forage.engines.base import EngineOptions, Request, Sampling
 from forage.engines.vllm import SLEEP, VLLMEngine
-from forage.errors import UserError
+from tests.refusals import refused
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 GREEDY = Request((11, 22, 33, 44), 16, (2,), sampling=Sampling(0), episode="q/0")
@@ -23,7 +23,7 @@ def pretending(monkeypatch):
     real = VLLMEngine._check_sleep_mode
 
     async def check(self, client):
-        with pytest.raises(UserError, match="no sleep mode"):  # its configuration is read
+        with refused("no sleep mode"):  # its configuration is read
             await real(self, client)
 
     monkeypatch.setattr(VLLMEngine, "_check_sleep_mode", check)
@@ -43,7 +43,7 @@ def says_that_it_sleeps(server):
 
 
 def test_a_server_that_would_free_nothing_is_refused(server):
-    with pytest.raises(UserError, match=r"has no sleep mode; start it with --enable-sleep-mode"):
+    with refused(r"has no sleep mode; start it with --enable-sleep-mode"):
         asyncio.run(awake(server))
     assert not says_that_it_sleeps(server)
 
@@ -76,7 +76,7 @@ def test_what_a_killed_trainer_left_asleep_is_woken_by_the_next_and_waited_for_b
         async with VLLMEngine(options_of(server, **more), sleeps=sleeps) as engine:
             return await engine.generate(GREEDY)
 
-    with pytest.raises(UserError, match="asleep until its trainer wakes it"):
+    with refused("asleep until its trainer wakes it"):
         asyncio.run(run(False, patience=0.5))
     assert len(asyncio.run(run(True)).ids) > 1
     assert not says_that_it_sleeps(server)

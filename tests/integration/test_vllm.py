@@ -14,8 +14,7 @@ from forage.agent.options import AgentSettings
 from forage.data.records import Question
 from forage.engines.base import EngineOptions, Request, Sampling
 from forage.engines.vllm import VLLMEngine
-from tests.bounds import mismatch_bound
-from tests.integration.agreement import QUESTIONS, differences, requests_of
+from tests.integration.agreement import QUESTIONS, differences, mismatch_bound, requests_of
 from tests.scripted_engine import search_many
 
 
@@ -59,7 +58,7 @@ def test_sampled_logprobs_are_the_trainers(server, base, adapters, protocol, ada
     async def act(engine):
         if adapted:
             await engine.load_adapter(f"logprobs-{temperature}", adapters / "v000001")
-        return await asyncio.gather(*(engine.generate(request) for request in requests))
+        return await asyncio.gather(*map(engine.generate, requests))
 
     samples = with_engine(server, act)
     apart = differences(policy_of(base, adapters if adapted else None), requests, samples, temperature)
@@ -74,7 +73,7 @@ def test_in_bf16_sampler_and_trainer_differ_by_rounding_only(start_server, base,
 
     async def act(engine):
         await engine.load_adapter("bf16-v000001", adapters / "v000001")
-        return await asyncio.gather(*(engine.generate(request) for request in requests))
+        return await asyncio.gather(*map(engine.generate, requests))
 
     server = start_server(base, DTYPE="bfloat16")
     try:
@@ -101,7 +100,7 @@ def test_after_a_swap_no_token_is_the_old_adapters(server, base, adapters, proto
         samples = {}
         for version in (1, 2, 1):
             await engine.load_adapter(f"swap{len(samples)}-v{version:06d}", adapters / f"v{version:06d}")
-            samples[version, len(samples)] = await asyncio.gather(*(engine.generate(request) for request in requests))
+            samples[version, len(samples)] = await asyncio.gather(*map(engine.generate, requests))
         return samples
 
     swapped = with_engine(server, act)

@@ -50,7 +50,7 @@ def test_log_probabilities_are_the_trainers_before_and_after_a_swap(start_server
             for version in (0, 1, 2):
                 if version:
                     await engine.load_adapter(f"v{version:06d}-four-bit", adapter_path(made, version))
-                samples[version] = await asyncio.gather(*(engine.generate(request) for request in requests))
+                samples[version] = await asyncio.gather(*map(engine.generate, requests))
         return samples
 
     server = start_server(link, DTYPE=dtype)

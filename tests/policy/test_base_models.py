@@ -9,7 +9,6 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
-from forage.errors import UserError
 from forage.policy import base_models as models
 from forage.policy.base_models import (
     base_digest,
@@ -20,6 +19,7 @@ from forage.policy.base_models import (
 )
 from forage.policy.manifest import read_policy_manifest, write_policy_manifest
 from forage.policy.policy import load_base
+from tests.refusals import refused
 from tests.tiny import make_policy
 
 
@@ -38,18 +38,18 @@ def test_auto_takes_what_is_there_and_says_why(packaged, monkeypatch, capsys):
 
 
 def test_folders_that_are_no_whole_model_are_refused(tmp_path):
-    with pytest.raises(UserError, match=r"no config\.json"):
+    with refused(r"no config\.json"):
         check_folder(tmp_path)
     (tmp_path / "config.json").write_text('{"model_type": "frobnicator"}')
-    with pytest.raises(UserError, match="a model of type 'frobnicator'"):
+    with refused("a model of type 'frobnicator'"):
         check_folder(tmp_path)
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
-    with pytest.raises(UserError, match=r"lacks 1 of its weight files \(model\.safetensors\)"):
+    with refused(r"lacks 1 of its weight files \(model\.safetensors\)"):
         check_folder(tmp_path)
     index = {"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
     (tmp_path / "model-1.safetensors").touch()
-    with pytest.raises(UserError, match=r"lacks 1 of its weight files \(model-2\.safetensors\)"):
+    with refused(r"lacks 1 of its weight files \(model-2\.safetensors\)"):
         check_folder(tmp_path)
 
 
@@ -66,12 +66,12 @@ def test_a_mistyped_path_is_no_hub_model(tmp_path, monkeypatch):
     for made in ("models/policy", "models/warm", "own"):
         (tmp_path / made).mkdir(parents=True)
     (tmp_path / "models" / "a.txt").touch()
-    with pytest.raises(UserError, match=r"^models/none: no such folder, beside policy, warm; name a model folder"):
+    with refused(r"^models/none: no such folder, beside policy, warm; name a model folder"):
         resolve_model("models/none")
-    with pytest.raises(UserError, match="own/none: no such folder; name"):
+    with refused("own/none: no such folder; name"):
         resolve_model("own/none")
     for name in ("./none", "../none", "runs/none", "/none", "a/b/c"):
-        with pytest.raises(UserError, match="no such folder"):
+        with refused("no such folder"):
             resolve_model(name)
     assert resolve_model("Qwen/Qwen2.5") == "Qwen/Qwen2.5"
 
@@ -132,5 +132,5 @@ def test_a_policys_base_that_was_changed_in_place_is_not_loaded(tiny_base, copie
     write_policy_manifest(replace(manifest, full_base_digest=base_digest(copied)), tmp_path / "policy")
     load_base(read_policy_manifest(tmp_path / "policy"))
     change_weight(copied, "model.norm.weight", 3, 0.5)
-    with pytest.raises(UserError, match=r"has other weights than when .*policy was made from it; put those back"):
+    with refused(r"has other weights than when .*policy was made from it; put those back"):
         load_base(read_policy_manifest(tmp_path / "policy"))

@@ -1,11 +1,10 @@
 """A checkpoint restores weights, optimiser and random state exactly; half-written ones are ignored."""
 
-import pytest
 import torch
 from torch import nn
 
-from forage.errors import UserError
 from forage.policy.checkpoint import checkpoints, load_checkpoint, save_checkpoint
+from tests.refusals import refused
 
 
 def made(size=3):
@@ -50,7 +49,7 @@ def test_another_models_checkpoint_is_refused(tmp_path):
     model, optimizer = made()
     steps(model, optimizer, 1)
     save_checkpoint(tmp_path, 1, model, optimizer, 1)
-    with pytest.raises(UserError, match="of another model or adapter"):
+    with refused("of another model or adapter"):
         load_checkpoint(tmp_path, *made(5))
 
 

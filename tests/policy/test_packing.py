@@ -5,10 +5,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forage.errors import UserError
 from forage.policy.logprobs import token_logprobs, token_scores
 from forage.policy.packing import BRANCHES, pack, pack_trees, values_like
 from tests.factories import Sequence, tiny_model
+from tests.refusals import refused
 
 A, B = Sequence((5, 6, 7, 8), (0, 0, 1, 1)), Sequence((5, 9), (0, 1))
 
@@ -121,6 +121,6 @@ def test_a_model_with_windows_or_of_an_unknown_kind_shares_no_prompts(more, why)
     model = tiny_model()
     for name, value in more.items():
         setattr(model.config, name, value)
-    with pytest.raises(UserError, match=f"has {why}, so its sequences can't share prompts"):
+    with refused(f"has {why}, so its sequences can't share prompts"):
         token_logprobs(model, pack_trees([A, B], 100)[0])
     assert token_logprobs(model, pack([A, B], 100)[0]).shape == (2, 4)

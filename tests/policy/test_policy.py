@@ -8,13 +8,13 @@ import torch
 from transformers import AutoTokenizer, LlamaConfig
 
 from create_lora_model import Options, main
-from forage.errors import UserError
 from forage.policy.adapters import adapter_path, newest_adapter, publish_adapter, versions
 from forage.policy.logprobs import check_scores, token_logprobs
 from forage.policy.manifest import AdapterOptions, PolicyManifest, read_policy_manifest, write_policy_manifest
 from forage.policy.packing import pack
 from forage.policy.policy import check_length, load_base, load_policy
 from tests.factories import Sequence, tiny_llama
+from tests.refusals import refused
 
 
 @pytest.fixture(scope="module", params=[True, False], ids=["4-bit", "whole"])
@@ -77,7 +77,7 @@ def test_a_policy_says_what_it_is_computed_in_whatever_the_machine_would_choose(
     assert read_policy_manifest(tmp_path).dtype == dtype  # also in the folder of a warm start or a run
     fields = json.loads((tmp_path / "model.json").read_text())
     (tmp_path / "model.json").write_text(json.dumps(fields | {"dtype": "int8"}))
-    with pytest.raises(UserError, match=r"damaged \(dtype: Input should be .auto., .bfloat16. or .float32.\)"):
+    with refused(r"damaged \(dtype: Input should be .auto., .bfloat16. or .float32.\)"):
         read_policy_manifest(tmp_path)
 
 
@@ -116,7 +116,7 @@ def test_episodes_longer_than_the_base_takes_are_refused(tmp_path, rotations, mo
     LlamaConfig(max_position_embeddings=128, **more).save_pretrained(tmp_path)
     manifest = PolicyManifest(tmp_path, str(tmp_path), str(tmp_path), quantized=False)
     check_length(manifest, most)
-    with pytest.raises(UserError, match=rf"--max-tokens {most + 1} is more than the {most} that .* takes; give {most}"):
+    with refused(rf"--max-tokens {most + 1} is more than the {most} that .* takes; give {most}"):
         check_length(manifest, most + 1)
 
 
@@ -124,12 +124,12 @@ def test_a_model_that_makes_its_logits_in_a_way_of_its_own_is_refused():
     model = tiny_llama()
     check_scores(model)
     model.forward = lambda **given: SimpleNamespace(logits=type(model).forward(model, **given).logits * 3)
-    with pytest.raises(UserError, match="llama models make their logits in a way of their own"):
+    with refused("llama models make their logits in a way of their own"):
         check_scores(model)
 
 
 def test_a_model_that_looks_ahead_is_refused():
     model = tiny_llama()
     model.model.norm.register_forward_hook(lambda norm, given, states: states + states.mean(dim=1, keepdim=True))
-    with pytest.raises(UserError, match="llama models make their logits in a way of their own"):
+    with refused("llama models make their logits in a way of their own"):
         check_scores(model)

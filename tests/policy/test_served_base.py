@@ -10,10 +10,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from forage.errors import UserError
 from forage.policy.manifest import AdapterOptions, read_policy_manifest, write_policy_manifest
 from forage.policy.policy import create_policy, load_base
 from forage.policy.served_base import Options, serve_base
+from tests.refusals import refused
 from tests.tiny import make_base
 
 
@@ -42,7 +42,7 @@ def test_a_base_that_is_not_in_4_bits_is_served_as_it_is(tmp_path):
         assert serve_base(options) == tmp_path / base
         assert (tmp_path / "served").resolve() == tmp_path / base
     assert not list(tmp_path.glob(".*"))
-    with pytest.raises(UserError, match=r"policy-two has no 4-bit base; leave it out, or make the policy with"):
+    with refused(r"policy-two has no 4-bit base; leave it out, or make the policy with"):
         serve_base(Options(tmp_path / "policy-two", tmp_path / "served", "nf4"))
 
 

@@ -6,11 +6,10 @@ import shutil
 import pytest
 from huggingface_hub import ModelCard
 
-from forage.errors import UserError
 from tests.recipes.run import calls_of, run
+from tests.refusals import refused
 from tests.tiny_training import tiny_options, train
 
-pytestmark = pytest.mark.usefixtures("no_plots")
 QUICK = ("--engine", "local", "--systems", "plain_rag", "single", "--eval-questions", "0")
 
 
@@ -65,6 +64,6 @@ def merge_again(folder, monkeypatch, *more):
 def test_scores_of_something_else_are_refused(folder, tmp_path, monkeypatch, change, says):
     shutil.copytree(folder / "runs/eval_a", tmp_path / "eval")
     change(tmp_path / "eval/evaluation.json")
-    with pytest.raises(UserError, match=says):
+    with refused(says):
         merge_again(folder, monkeypatch, "--evaluation", str(tmp_path / "eval"))
     assert not (folder / "models/again").exists()

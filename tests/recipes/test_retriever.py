@@ -7,16 +7,17 @@ import pytest
 import torch
 from transformers import BertConfig, BertForSequenceClassification, BertTokenizer
 
-from document_store import DocumentStore, StoreOptions
+from document_store import DocumentStore
 from forage.agent.episode import read_episodes
-from forage.errors import UserError
 from forage.extras.serving.server import make_app
 from forage.store.opening import manifest_at, open_address, open_store
 from forage.store.options import StoreAddress
 from forage.store.remote import RemoteStore
+from tests.factories import plain_store
 from tests.pages import fenced
 from tests.ports import answering
 from tests.recipes.run import RECIPES, calls_of, module_of, run
+from tests.refusals import refused
 
 pytestmark = pytest.mark.usefixtures("no_plots")
 
@@ -66,7 +67,7 @@ def test_the_commands(here, monkeypatch):
         assert list(hits) == [hit.chunk_id for hit in service.search([query], 3)[0]]
     service.stopped.close()
     monkeypatch.setattr("forage.store.remote.RemoteStore.__init__", impatient)
-    with pytest.raises(UserError, match=f"{service.url} gives no answer .*; start the store's server"):
+    with refused(f"{service.url} gives no answer .*; start the store's server"):
         open_store(store, "fused:Fused").search("gout")
 
 
@@ -90,7 +91,7 @@ def reader(tmp_path_factory):
 def test_a_cross_encoder_reorders_what_a_search_found(reader, tmp_path):
     made = module_of("retriever.md", ("cross-encoder/ms-marco-MiniLM-L6-v2", str(reader)), number=1)
     texts = [f"{letter} rest and ice" for letter in "abcdefgh"]
-    plain = DocumentStore.build(tmp_path / "store", texts, StoreOptions("none"))
+    plain = plain_store(tmp_path / "store", texts)
     store = made["Reordered"].open(tmp_path / "store")
     found = store.search("rest", 3, "sparse")
     assert store.search(["rest", ""], 3, "sparse") == [found, []]
@@ -104,9 +105,7 @@ def test_a_cross_encoder_reorders_what_a_search_found(reader, tmp_path):
 def test_one_chunk_of_each_document(tmp_path):
     made = module_of("retriever.md", number=2)
     document = {"text": "Rest may help it. " * 30}
-    DocumentStore.build(
-        tmp_path / "store", [document, "Rest helps."], StoreOptions("none", chunk_tokens=20, chunk_overlap=0)
-    )
+    plain_store(tmp_path / "store", [document, "Rest helps."], chunk_tokens=20, chunk_overlap=0)
     store = made["OnePerDocument"].open(tmp_path / "store")
     assert len({hit.doc_id for hit in store.search("rest", 2, "sparse")}) == 2
 
@@ -114,7 +113,7 @@ def test_one_chunk_of_each_document(tmp_path):
 def test_a_run_notices_another_retriever(here):
     digests = set()
     for name in ("", "fused:Fused"):
-        DocumentStore.build("store", ["Rest."], StoreOptions("none", retriever=name))
+        plain_store("store", ["Rest."], retriever=name)
         digests.add(manifest_at(StoreAddress("", name), here)[1])
         assert type(open_store(here / "store", name)).__name__ == ("Fused" if name else "DocumentStore")
     assert len(digests) == 2
@@ -122,14 +121,14 @@ def test_a_run_notices_another_retriever(here):
 
 def test_a_folder_runs_no_code(here):
     """The folder came from elsewhere, with a module in it that the folder beside the scripts makes importable."""
-    DocumentStore.build("data/store", ["Rest."], StoreOptions("none", retriever="data.hidden:Hidden"))
+    plain_store("data/store", ["Rest."], retriever="data.hidden:Hidden")
     (here / "data/hidden.py").write_text("raise SystemExit('it ran')\n")
     for open_it in (open_address, manifest_at):
         for named in ("", "fused:Fused"):
-            with pytest.raises(UserError, match=r"is searched by a class, 'data.hidden:Hidden'; if you trust it"):
+            with refused(r"is searched by a class, 'data.hidden:Hidden'; if you trust it"):
                 open_it(StoreAddress("", named), here / "data")
     with pytest.raises(SystemExit, match="it ran"):
         open_address(StoreAddress("", "data.hidden:Hidden"), here / "data")
-    DocumentStore.build("data/store", ["Rest."], StoreOptions("none"))
-    with pytest.raises(UserError, match="was built without --retriever; leave --retriever fused:Fused out"):
+    plain_store("data/store", ["Rest."])
+    with refused("was built without --retriever; leave --retriever fused:Fused out"):
         open_address(StoreAddress("", "fused:Fused"), here / "data")

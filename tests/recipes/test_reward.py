@@ -5,10 +5,10 @@ import json
 import pytest
 
 from forage.agent.episode import read_episodes
-from forage.errors import UserError
 from forage.runs.stats import read_stats
 from tests.extras.questions.chat_server import chat_server
 from tests.recipes.run import calls_of, module_of, run
+from tests.refusals import refused
 
 pytestmark = pytest.mark.usefixtures("no_plots")
 QUICK = ("--engine", "local", "--max-turn-tokens", "8", "--mode", "sparse", "--token-budget", "600", "--batch-size",
@@ -46,13 +46,13 @@ def test_the_command_and_what_is_resumed(here):
     mean = episodes[0]
     assert mean.reward == pytest.approx((mean.rewards["mrr"] + 2 * mean.rewards["judge"] + mean.rewards["format"]) / 4)
     assert [stats.step for stats in read_stats(here / "runs/judged")] == [0, 1]
-    with chat_server(grade) as other, pytest.raises(UserError, match=r"another rewards\.judge"):
+    with chat_server(grade) as other, refused(r"another rewards\.judge"):
         run(command, *QUICK, make_rewards=page(other, ("qwen2.5:7b", "qwen2.5:14b")))
 
 
 def test_a_judge_that_is_not_there_stops_the_run_before_it_plays(here):
     [command] = calls_of("reward.md")
     line = r"reward 'judge': .* \(no qwen\); check the judge's url"
-    with chat_server(lambda *_: (404, {"error": "no qwen"})) as chat, pytest.raises(UserError, match=line):
+    with chat_server(lambda *_: (404, {"error": "no qwen"})) as chat, refused(line):
         run(command, *QUICK, make_rewards=page(chat))
     assert not list(here.glob("runs/judged/episodes/*/*.jsonl"))

@@ -7,10 +7,8 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 import grpo_rollout
-import grpo_train
 from forage.agent.episode import read_episodes
 from forage.engines.base import EngineOptions
-from forage.errors import UserError
 from forage.policy.adapters import adapter_path, list_contents
 from forage.rollout.agreement import read_run, write_run
 from forage.rollout.options import RolloutOptions, WorkerOptions
@@ -19,10 +17,9 @@ from forage.runs.stats import read_stats
 from forage.store.document_store import DocumentStore
 from forage.store.embedder import PACKAGED_EMBEDDER
 from forage.store.opening import open_address
+from tests.refusals import refused
 from tests.tiny import rewards_of_tokens
-from tests.tiny_training import tiny_options
-
-pytestmark = pytest.mark.usefixtures("no_plots")
+from tests.tiny_training import tiny_options, train
 
 
 @pytest.fixture(scope="module")
@@ -31,9 +28,7 @@ def begun(tiny, tmp_path_factory):
     folder = tmp_path_factory.mktemp("begun")
     for name in ("base", "policy", "data"):
         shutil.copytree(tiny / name, folder / name)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("forage.grpo.reporting.COMMAND", ("true",))
-        grpo_train.main(options_of(folder), rewards_of_tokens)
+    train(options_of(folder))
     return folder
 
 
@@ -51,7 +46,7 @@ def options_of(folder, **more):
 
 
 def resume(folder, rewards=rewards_of_tokens, **more):
-    grpo_train.main(options_of(folder, max_steps=2, **more), rewards)
+    train(options_of(folder, max_steps=2, **more), rewards)
 
 
 def play(folder, rewards=rewards_of_tokens, follow=True, **more):
@@ -81,11 +76,11 @@ def test_a_policy_remade_in_place_does_not_resume_the_old_run(run):
     scale(adapter_path(run / "policy", 0))
     list_contents(adapter_path(run / "policy", 0))
     told = r"run was begun with another adapter_weights: give that, or another --run-dir"
-    with pytest.raises(UserError, match=told):
+    with refused(told):
         resume(run)
-    with pytest.raises(UserError, match="give this worker the trainer's --policy"):
+    with refused("give this worker the trainer's --policy"):
         play(run)
-    grpo_train.main(options_of(run, run_dir=run / "other"), rewards_of_tokens)  # the way out
+    train(options_of(run, run_dir=run / "other"))  # the way out
 
 
 @pytest.mark.parametrize("start", [shutil.copytree, shutil.move])
@@ -106,9 +101,9 @@ def test_data_remade_in_place_is_noticed(run, name):
     before = path.read_text()
     path.write_text(before.replace("emedy 1", "emedy 9").replace("emedy 7", "emedy 9"))
     shown = name.partition("/")[0].removesuffix(".jsonl")
-    with pytest.raises(UserError, match=rf"run was begun with another data.{shown}: give that, or another --run-dir"):
+    with refused(rf"run was begun with another data.{shown}: give that, or another --run-dir"):
         resume(run)
-    with pytest.raises(UserError, match=rf"another data.{shown}: give this worker the trainer's --policy, --data"):
+    with refused(rf"another data.{shown}: give this worker the trainer's --policy, --data"):
         play(run)
     path.write_text(before)  # the way out
     resume(run)
@@ -122,10 +117,10 @@ def test_a_store_that_is_edited_between_the_look_and_the_opening_is_noticed(run,
         return open_address(address, data)
 
     monkeypatch.setattr("forage.rollout.rollout.open_address", edited)
-    with pytest.raises(UserError, match="store was changed just now; start the same command again"):
+    with refused("store was changed just now; start the same command again"):
         start(run)
     monkeypatch.undo()
-    with pytest.raises(UserError, match=r"another data\.store"):
+    with refused(r"another data\.store"):
         start(run)
 
 
@@ -137,9 +132,9 @@ def test_a_store_that_is_edited_between_the_look_and_the_opening_is_noticed(run,
     ],
 )
 def test_changed_rewards_are_named(run, rewards, says):
-    with pytest.raises(UserError, match=rf"run was begun with {says}: give that, or another --run-dir \(--policy"):
+    with refused(rf"run was begun with {says}: give that, or another --run-dir \(--policy"):
         resume(run, rewards)
-    with pytest.raises(UserError, match=rf"{says}: give this worker the trainer's --policy, --data and grpo_"):
+    with refused(rf"{says}: give this worker the trainer's --policy, --data and grpo_"):
         play(run, rewards)
     assert (run / "run" / "finished").exists()  # nothing was begun
 
@@ -181,7 +176,7 @@ def test_a_worker_runs_no_code_that_only_the_run_names(run):
     manifest = replace(
         manifest, options=manifest.options | {"rollout": manifest.options["rollout"] | {"weights": ["a:b=1"]}}
     )
-    with pytest.raises(UserError, match="if you trust it, add --weights a:b=1"):
+    with refused("if you trust it, add --weights a:b=1"):
         as_in_run(RolloutOptions(), manifest, run / "run")
     assert as_in_run(RolloutOptions(weights=("a:b=1",)), manifest, run / "run").weights == ("a:b=1",)
 
@@ -205,11 +200,11 @@ def test_a_worker_notices_when_the_trainer_goes_on_with_other_rewards(run):
     write_run(run / "run", replace(known, options={"max_staleness": 1}))
     refuse_change(run / "run", known)  # of no consequence for what is played
     write_run(run / "run", replace(known, rewards={**known.rewards, "low": "other"}))
-    with pytest.raises(UserError, match=r"run.json has changed since this worker started; start the worker again"):
+    with refused(r"run.json has changed since this worker started; start the worker again"):
         refuse_change(run / "run", known)
 
 
 def test_a_worker_refuses_a_run_that_plays_its_episodes_itself(run):
     (run / "run" / FINISHED).unlink()
-    with pytest.raises(UserError, match="--rollouts service"):
+    with refused("--rollouts service"):
         play(run)

@@ -1,10 +1,8 @@
 """The stages' defaults follow one another."""
 
-import pytest
-
-from forage.errors import UserError
 from forage.policy.manifest import PolicyManifest, read_policy_manifest, write_policy_manifest
 from forage.rollout.options import RolloutOptions, made_last
+from tests.refusals import refused
 
 
 def test_the_warm_start_is_taken_where_there_is_one(tmp_path, monkeypatch):
@@ -21,5 +19,5 @@ def test_a_damaged_card_does_not_stop_help_and_is_named_when_it_is_read(tmp_path
         write_policy_manifest(PolicyManifest(tmp_path / name, "base", "base", quantized=False), tmp_path / name)
     (tmp_path / "warm" / "model.json").write_text('{"base": ')
     assert made_last(tmp_path) == tmp_path / "warm"
-    with pytest.raises(UserError, match=r"warm/model.json is damaged"):
+    with refused(r"warm/model.json is damaged"):
         read_policy_manifest(made_last(tmp_path))

@@ -2,12 +2,10 @@
 
 from dataclasses import replace
 
-import pytest
-
 from forage.agent.episode import append_episodes, compress
-from forage.errors import UserError
 from forage.rollout.plans import Plan, Played, open_plans, plan_path, read_plan, write_plan
 from tests.factories import EPISODE
+from tests.refusals import refused
 
 PLAN = Plan("000007", 7, ("a", "b"), ("c", "d"), num_rollouts=2, temperature=0.7, seed=3)
 
@@ -35,10 +33,10 @@ def test_a_plan_is_read_as_it_was_written(tmp_path):
     ]  # fmt: skip
     later = plan_path(tmp_path, "000007").read_text().replace('"format": 2', '"format": 3')
     plan_path(tmp_path, "000008").write_text(later)
-    with pytest.raises(UserError, match=r"it has another format.*must run the same version"):
+    with refused(r"it has another format.*must run the same version"):
         open_plans(tmp_path)
     plan_path(tmp_path, "000008").write_text('{"name": "000008"}')
-    with pytest.raises(UserError, match="must run the same version"):
+    with refused("must run the same version"):
         open_plans(tmp_path)
 
 

@@ -9,9 +9,9 @@ from contextlib import ExitStack
 
 import pytest
 
-from forage.errors import UserError
 from forage.rollout.plans import named_worker
 from tests import ROOT
+from tests.refusals import refused
 
 HOLD = """
 import sys, time
@@ -27,7 +27,7 @@ def test_a_name_is_held_by_one_worker(tmp_path):
     with named_worker(tmp_path, "a") as name:
         assert name == "a"
         told = r"worker a is playing in .* already; give this one another --worker, or none"
-        with pytest.raises(UserError, match=told), named_worker(tmp_path, "a"):
+        with refused(told), named_worker(tmp_path, "a"):
             pass
         with named_worker(tmp_path, "b"):
             pass
@@ -46,7 +46,7 @@ def test_names_are_the_hosts_first_free_one(tmp_path):
 
 @pytest.mark.parametrize("name", ["trainer", "../b"])
 def test_other_names_are_refused(tmp_path, name):
-    with pytest.raises(UserError, match=f"--worker {name} can't be used"), named_worker(tmp_path, name):
+    with refused(f"--worker {name} can't be used"), named_worker(tmp_path, name):
         pass
 
 

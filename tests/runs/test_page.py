@@ -14,7 +14,6 @@ import pytest
 
 from forage.agent.episode import Search, append_episodes
 from forage.data.records import Question
-from forage.errors import UserError
 from forage.runs.report import (
     contents,
     curves,
@@ -28,6 +27,7 @@ from forage.runs.stats import write_stats
 from forage.text import encodable, printable
 from tests.attacks.hostile import hostile_documents
 from tests.factories import EPISODE, STATS
+from tests.refusals import refused
 from tests.tiny import make_tokenizer
 
 EVIL = "</script><script>alert(1)</script>\"'\u2028<!--"
@@ -114,7 +114,7 @@ def test_two_runs_share_the_page_and_what_is_refused(tmp_path):
     assert [run["name"] for run in held["runs"]] == ["a", "b"]
     assert [(episode["run"], episode["step"]) for episode in held["episodes"]] == [(0, 0), (1, 1)]
     assert held["left_out"] == 1
-    with pytest.raises(UserError, match="is it the folder of a training run"):
+    with refused("is it the folder of a training run"):
         contents([first, empty], 10, 0)
 
 

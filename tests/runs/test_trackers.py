@@ -6,9 +6,9 @@ import time
 
 import pytest
 
-from forage.errors import UserError
 from forage.runs.trackers import flatten, open_tracker
 from tests.factories import STATS
+from tests.refusals import refused
 
 
 def test_flat_names_by_hand():
@@ -26,7 +26,7 @@ def test_flat_names_by_hand():
 
 def test_a_missing_library_is_told(tmp_path, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    wanted = pytest.raises(UserError, match="pip install trackio")
+    wanted = refused("pip install trackio")
     with wanted, open_tracker("trackio", tmp_path, {}):
         pass
 

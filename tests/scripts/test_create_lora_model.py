@@ -10,10 +10,10 @@ import torch
 from transformers import AutoTokenizer
 
 from create_lora_model import Options, main
-from forage.errors import UserError
 from forage.policy.manifest import AdapterOptions, read_policy_manifest
 from forage.policy.policy import load_tokenizer
 from tests.factories import tiny_llama
+from tests.refusals import refused
 
 
 @dataclass(frozen=True)
@@ -77,9 +77,8 @@ def test_without_quantisation_the_base_stays_where_it_is(tiny, tmp_path, capsys)
 
 def test_a_layer_that_the_base_lacks_is_told_in_one_line_and_leaves_nothing(tiny, tmp_path):
     adapter = AdapterOptions(target_modules=("no_such_layer",))
-    with pytest.raises(UserError, match="no_such_layer") as error:
+    with refused("no_such_layer"):
         main(Options(base_model=str(tiny), output_dir=tmp_path / "policy", quantize=False, adapter=adapter))
-    assert "\n" not in str(error.value)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -91,9 +90,9 @@ def test_what_is_wrong_with_a_base_is_said_before_it_is_loaded(tiny, tmp_path, c
     config = json.loads((base / "config.json").read_text())
     more = {"final_logit_softcapping": 30.0, "max_position_embeddings": 512}
     (base / "config.json").write_text(json.dumps(config | more))
-    with pytest.raises(UserError, match="does not end turns with a special token"):
+    with refused("does not end turns with a special token"):
         main(Options(base_model=str(base), output_dir=tmp_path / "policy"))
     assert "--max-tokens 2048 is more than the 512" in capsys.readouterr().out
     shutil.copytree(tiny, tmp_path / "mute", ignore=shutil.ignore_patterns("token*", "chat*"))
-    with pytest.raises(UserError, match="mute has no tokenizer that can be loaded"):
+    with refused("mute has no tokenizer that can be loaded"):
         main(Options(base_model=str(tmp_path / "mute"), output_dir=tmp_path / "policy"))

@@ -8,12 +8,10 @@ import sft_train
 from forage.agent.episode import append_episodes, read_episodes
 from forage.agent.options import AgentSettings
 from forage.data.records import read_questions
-from forage.errors import UserError
 from forage.files import write_jsonl
+from tests.refusals import refused
 from tests.tiny import teach
 from tests.tiny_training import tiny_options, tiny_sft, train
-
-pytestmark = pytest.mark.usefixtures("no_plots")
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +35,7 @@ def test_held_out_questions_are_refused_under_any_id(tiny, taught, tmp_path):
     """As in a file that was made from another data set: the words of the prompt tell."""
     renamed = replace(taught["q7"], id="b1/0", question_id="b1")
     given = [taught["q0"], taught["q1"], taught["q6"], renamed]
-    with pytest.raises(UserError, match=r"given.jsonl: 2 of its 4 episodes answer questions of eval.jsonl, such as q6"):
+    with refused(r"given.jsonl: 2 of its 4 episodes answer questions of eval.jsonl, such as q6"):
         imitate(tiny, tmp_path, given)
     assert not (tmp_path / "warm" / "demonstrations.jsonl").exists()
 
@@ -49,7 +47,7 @@ def test_malformed_episodes_are_left_out_and_counted(tiny, taught, tmp_path, cap
     assert imitate(tiny, tmp_path, [*good, *bad]) == [f"q{n}/0" for n in range(4)]
     printed = capsys.readouterr().out
     assert "given.jsonl: left out 2 malformed episodes (1 with bad_json, 1 ended by turns)" in printed
-    with pytest.raises(UserError, match=r"all of its episodes are malformed \(1 with bad_json, 1 ended by turns\)"):
+    with refused(r"all of its episodes are malformed \(1 with bad_json, 1 ended by turns\)"):
         imitate(tiny, tmp_path / "none", bad)
 
 
@@ -65,13 +63,13 @@ def test_malformed_episodes_are_left_out_and_counted(tiny, taught, tmp_path, cap
 def test_episodes_of_another_tokenizer_or_mask_are_refused(tiny, taught, tmp_path, change, says):
     count = len(change.get("ids", taught["q1"].ids))
     wrong = replace(taught["q1"], mask=(1,) * count, logprobs=(0.0,) * count, **change)
-    with pytest.raises(UserError, match=rf"given.jsonl: episode q1/0 {says}"):
+    with refused(rf"given.jsonl: episode q1/0 {says}"):
         imitate(tiny, tmp_path, [taught["q0"], wrong])
 
 
 def test_episodes_of_other_settings_are_refused_and_the_advice_works(tiny, taught, tmp_path):
     wide = teach(tiny, read_questions(tiny / "data" / "train.jsonl"), AgentSettings(mode="sparse", k=5))
-    with pytest.raises(UserError, match=r"episode q0/0 needs --k 5, not 3; give that, or play it again"):
+    with refused(r"episode q0/0 needs --k 5, not 3; give that, or play it again"):
         imitate(tiny, tmp_path, wide)
     assert len(imitate(tiny, tmp_path / "more", wide, k=5)) == 6
 
@@ -84,7 +82,7 @@ def test_a_question_on_both_sides_of_the_split_is_refused(tiny, tmp_path):
     write_jsonl(data / "eval.jsonl", held_out)
     (data / "store").symlink_to(tiny / "data" / "store")
     says = r"1 questions of train.jsonl are in eval.jsonl too, such as t9 \('what mends Disease 6'\); make the data"
-    with pytest.raises(UserError, match=says):
+    with refused(says):
         sft_train.main(tiny_sft(tiny, tmp_path / "warm", data=data))
-    with pytest.raises(UserError, match=says):
+    with refused(says):
         train(tiny_options(tiny, tmp_path / "run", data=data))

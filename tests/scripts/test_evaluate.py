@@ -15,7 +15,6 @@ from forage.agent.options import SearchOptions
 from forage.agent.rewards import get_mrr
 from forage.data.records import Question, read_questions
 from forage.engines.base import EngineOptions, Sampling
-from forage.errors import UserError
 from forage.evaluation import baselines
 from forage.evaluation.measures import COSTS
 from forage.evaluation.options import EvaluationOptions
@@ -32,6 +31,7 @@ from forage.policy.adapters import list_contents
 from forage.policy.manifest import read_policy_manifest, write_policy_manifest
 from tests.extras.gateway.own_agents import as_our_loop
 from tests.options import with_options
+from tests.refusals import refused
 
 SCORES = ["mrr", "mrr@1", "mrr@3", "recall@1", "recall@3", "ndcg@1", "ndcg@3", "answer_similarity", "format",
           "groundedness", "telling_words", "token_f1", "rouge_l", "answered"]  # fmt: skip
@@ -69,7 +69,7 @@ def stored(out, system, policy="tiny"):
 
 
 def refuses(what, options):
-    with pytest.raises(UserError, match=f"was begun with {what}[;:] give that, or another"):
+    with refused(f"was begun with {what}[;:] give that, or another"):
         main(options)
 
 
@@ -147,7 +147,7 @@ def test_what_was_played_otherwise_is_not_mixed(tiny, tmp_path):
     main(replace(options, policy=(f"tiny={other}",)))  # the same weights
     weights = other / "adapters" / "v000000" / "adapter_model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1] + b"x")  # trained anew under its old name
-    with pytest.raises(UserError, match=r"v000000 is not what its contents.json says; put it back, or delete"):
+    with refused(r"v000000 is not what its contents.json says; put it back, or delete"):
         main(replace(options, policy=(f"tiny={other}",)))
     list_contents(weights.parent)
     refuses("another policy tiny", replace(options, policy=(f"tiny={other}",)))
@@ -233,7 +233,7 @@ def scorer(tmp_path, embedder):
 
 def test_an_own_agent_is_evaluated(tiny, tmp_path, monkeypatch):
     """One that does what our loop does finds what it finds; without one, a line says where it is wanted."""
-    with pytest.raises(UserError, match=r"get_agent of grpo_rollout\.py returns None; return one"):
+    with refused(r"get_agent of grpo_rollout\.py returns None; return one"):
         main(options_of(tiny, tmp_path / "none", systems=("own_agent",)))
     monkeypatch.setattr(grpo_rollout, "get_agent", lambda: own_agent.recorded(as_our_loop))
     main(options_of(tiny, tmp_path / "both", systems=("single", "own_agent")))

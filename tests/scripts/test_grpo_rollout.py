@@ -16,16 +16,14 @@ from forage.agent.searcher import Searcher
 from forage.data.records import Document, Question
 from forage.data.splits import read_splits
 from forage.engines.base import Engine, EngineError, Sample
-from forage.errors import UserError
 from forage.files import write_jsonl
 from forage.rollout.options import RolloutOptions
 from forage.rollout.plans import Claims, Played, open_plans, plan_of
 from forage.rollout.rollout import Rollout, play_plan
 from forage.rollout.worker import keep_plan
-from forage.store.document_store import DocumentStore
-from forage.store.options import StoreOptions
 from grpo_rollout import get_reward_functions
-from tests.factories import EPISODE
+from tests.factories import EPISODE, plain_store
+from tests.refusals import refused
 from tests.scripted_engine import search_many
 
 QUESTION = Question("q", "What is gout?", "Rest and ice.", relevant_chunk_ids=("c", "z"))
@@ -157,7 +155,7 @@ def test_what_the_engine_gave_up_on_is_told_and_played_again(rollout, tmp_path):
 
     rollout.engine.generate = away
     told = r"000000: no vLLM server answered in 300 s .* start it, then run the same command again to resume"
-    with pytest.raises(UserError, match=told):
+    with refused(told):
         asyncio.run(play_plan(rollout, tmp_path, plan, "w"))
     assert Played(tmp_path, plan).missing() == list(plan.questions)
     rollout.engine.generate = real
@@ -216,7 +214,7 @@ def test_a_step_played_by_hand_leaves_its_plan_and_mixes_with_no_other(rollout, 
     keep_plan(tmp_path, plan)
     keep_plan(tmp_path, plan)
     assert open_plans(tmp_path) == [plan]
-    with pytest.raises(UserError, match=r"000000.json asks for other episodes than these options; give --follow"):
+    with refused(r"000000.json asks for other episodes than these options; give --follow"):
         keep_plan(tmp_path, replace(plan, seed=1))
 
 
@@ -231,13 +229,13 @@ def texts(episodes, questions):
 
 @pytest.mark.parametrize(("broken", "says"), [(not_a_number, "gave nan"), (texts, "raised AttributeError")])
 def test_a_broken_reward_stops_the_run_before_anything_is_played(rollout, broken, says):
-    with pytest.raises(UserError, match=f"reward 'mine' {says}"):
+    with refused(f"reward 'mine' {says}"):
         Rollout(rollout.options, rollout.engine, rollout.protocol, rollout.searcher, {"mine": broken}, rollout.by_id)
     assert rollout.engine.asked == []
 
 
 def test_passages_that_the_store_has_lost_are_counted(rollout, tmp_path, capsys):
-    store = DocumentStore.build(tmp_path / "s", [Document("a", "Gout", "Rest and ice.")], StoreOptions(embedder="none"))
+    store = plain_store(tmp_path / "s", [Document("a", "Gout", "Rest and ice.")])
     asked = [replace(QUESTION, id=name, relevant_chunk_ids=ids) for name, ids in (("q", ("a#0",)), ("lost", ("b#0",)))]
     by_id, searcher = {"train": {each.id: each for each in asked}}, Searcher(lambda: store, AgentSettings())
     Rollout(rollout.options, rollout.engine, rollout.protocol, searcher, {"format": get_format_reward}, by_id)

@@ -12,7 +12,6 @@ import forage.grpo.update
 import grpo_rollout
 from forage.agent.episode import read_episodes
 from forage.data.records import read_questions
-from forage.errors import UserError
 from forage.grpo import reporting
 from forage.grpo.options import GuardOptions, UpdateOptions
 from forage.grpo.update import prepare
@@ -21,11 +20,9 @@ from forage.rollout.plans import plan_of, write_plan
 from forage.runs.stats import read_stats
 from tests.factories import EPISODE
 from tests.here import run_here
+from tests.refusals import refused
 from tests.tiny import rewards_of_tokens
 from tests.tiny_training import adapter_bytes, stats_of, tiny_args, tiny_options, train
-
-pytestmark = pytest.mark.usefixtures("no_plots")
-
 
 # Figures by hand
 
@@ -84,13 +81,14 @@ def test_what_is_picked_of_a_group_is_not_masked_then(more):
 
 def test_update_options_that_teach_nothing_or_mean_nothing():
     for wrong, word in (({"learn_from": 1}, "learn-from 1"), ({"word_cost": 0.1}, "without --credit words")):
-        with pytest.raises(UserError, match=word):
+        with refused(word):
             UpdateOptions(**wrong).check()
 
 
 # Whole runs
 
 
+@pytest.mark.usefixtures("no_plots")
 def test_a_resumed_run_is_asked_for_nothing_again(tiny, tmp_path, monkeypatch):
     """What is left out is the run's; what is given and contradicts it is refused, all of it at once."""
     monkeypatch.setattr(grpo_rollout, "get_reward_functions", rewards_of_tokens)
@@ -187,7 +185,7 @@ def test_a_collapse_stops_the_run_or_rolls_it_back(tiny, tmp_path, monkeypatch):
     monkeypatch.setattr(reporting, "WINDOW", 2)
     alarmed = GuardOptions(on_collapse="stop")
     options = tiny_options(tiny, tmp_path / "run", eval_every=0, max_steps=4, guard=alarmed)
-    with pytest.raises(UserError, match=r"stopped at step 1: entropy fell to .*The last adapter is .*v000001;"):
+    with refused(r"stopped at step 1: entropy fell to .*The last adapter is .*v000001;"):
         train(options)
     rolled = replace(
         options, run_dir=tmp_path / "rolled" / "run", guard=replace(alarmed, on_collapse="rollback", rollback_steps=1)
@@ -208,6 +206,6 @@ def test_a_loss_that_is_not_finite_changes_nothing_and_stops_the_run(tiny, tmp_p
 
     monkeypatch.setattr(forage.grpo.update, "policy_loss", broken)
     options = tiny_options(tiny, tmp_path / "run", eval_every=0, guard=GuardOptions())
-    with pytest.raises(UserError, match="stopped at step 0: grad_norm is nan"):
+    with refused("stopped at step 0: grad_norm is nan"):
         train(options)
     assert versions(options.run_dir) == [0]

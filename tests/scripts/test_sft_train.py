@@ -11,7 +11,6 @@ import torch
 from forage.agent.episode import read_episodes, write_episodes
 from forage.agent.protocol import RESPONSE
 from forage.data.records import Document, Question, read_questions
-from forage.errors import UserError
 from forage.policy.adapters import newest_adapter, weights_digest
 from forage.policy.checkpoint import checkpoints
 from forage.policy.packing import Budget, pack
@@ -29,6 +28,7 @@ from forage.sft.training import Row, best_row, height, loss_of, out_of_patience,
 from forage.text import body_of
 from sft_train import main
 from tests.factories import EPISODE as EXAMPLE
+from tests.refusals import refused
 from tests.tiny import make_ground, make_policy
 from tests.tiny_training import tiny_sft
 
@@ -235,7 +235,7 @@ def test_a_killed_run_does_not_go_on_with_data_that_was_made_again(ground, tmp_p
     before = (data / name).read_text()
     (data / name).write_text(before.replace("gout", "Gout") + "\n")
     part = {"train.jsonl": "data.train", "store/chunks.jsonl": "data.store"}.get(name, f"demonstrations.{data / name}")
-    with pytest.raises(UserError, match=f"was begun with another {part}: give that"):
+    with refused(f"was begun with another {part}: give that"):
         main(given)
     (data / name).write_text(before)
     main(given)

@@ -13,6 +13,7 @@ from forage.store.bm25 import BM25, Titles, Tokenizer, said_share
 from forage.store.document_store import DocumentStore
 from forage.store.fusion import top_k
 from forage.store.options import StoreOptions
+from tests.factories import plain_store
 
 WORDS = st.sampled_from(["a", "b", "c", "d", "e", "f", "g"])
 CORPUS = st.lists(st.lists(WORDS, max_size=12), min_size=1, max_size=40).filter(lambda texts: any(texts))
@@ -42,7 +43,7 @@ def test_a_store_that_scores_by_rank_bm25_finds_the_same(tmp_path):
     texts = ["Gout hurts a toe at night.", "Asthma narrows airways at night.", "Rest helps a toe."]
     found = []
     for bm25 in ("own", "rank_bm25"):
-        DocumentStore.build(tmp_path / bm25, texts, StoreOptions("none", bm25=bm25))
+        plain_store(tmp_path / bm25, texts, bm25=bm25)
         hits = DocumentStore.open(tmp_path / bm25).search("why does a toe hurt at night", 3, "sparse")
         found.append([(hit.chunk_id, pytest.approx(hit.score)) for hit in hits])
     assert len(found[0]) == 3
@@ -137,7 +138,7 @@ CHINESE = {
 
 def first_titles(folder, texts, language, *queries):
     documents = [Document(str(n), title, text) for n, (title, text) in enumerate(texts.items())]
-    store = DocumentStore.build(folder / language, documents, StoreOptions("none", language=language))
+    store = plain_store(folder / language, documents, language=language)
     assert DocumentStore.open(folder / language).options.language == language
     return [hits[0].title if hits else "" for hits in store.search(queries, 1, "sparse")]
 

@@ -1,17 +1,19 @@
 """Where: what Chroma answers, and exact in each mode."""
 
+import re
+
 import chromadb
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
-from forage.errors import UserError
 from forage.store import document_store
 from forage.store.document_store import DocumentStore
 from forage.store.fusion import Ranking, fuse
 from forage.store.options import Fusion, StoreOptions
 from forage.store.where import condition
+from tests.refusals import refused
 from tests.word_embedder import WordEmbedder
 
 METADATA = [
@@ -49,7 +51,7 @@ def test_it_says_what_chroma_says(collection, where):
     try:
         known = {int(number) for number in collection.get(where=where)["ids"]}
     except (ValueError, chromadb.errors.ChromaError):
-        with pytest.raises(UserError):
+        with refused(""):
             condition(where)
     else:
         fits = condition(where)
@@ -69,17 +71,15 @@ def test_it_says_what_chroma_says(collection, where):
     ],
 )  # fmt: skip
 def test_what_it_can_not_be_is_one_line(store, where, says):
-    with pytest.raises(UserError) as error:
+    with refused(re.escape(says)):
         store.search("gout", where=where)
-    assert says in str(error.value)
-    assert "\n" not in str(error.value)
 
 
 def test_a_thousand_conditions_within_each_other_are_one_line(store):
     where = {"a": 1}
     for _ in range(1000):
         where = {"$and": [{"a": 1}, where]}
-    with pytest.raises(UserError, match="too many conditions within each other"):
+    with refused("too many conditions within each other"):
         store.search("gout", where=where)
 
 

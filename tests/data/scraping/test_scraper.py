@@ -17,8 +17,8 @@ from forage.data.scraping.fetcher import Fetcher, scrape
 from forage.data.scraping.hosts import host_of
 from forage.data.scraping.options import ScrapeOptions
 from forage.data.scraping.page_text import read_page
-from forage.errors import UserError
 from tests.misbehaving_server import MisbehavingServer
+from tests.refusals import refused
 
 QUICK = {"delay": 0, "retries": 2, "timeout": 0.5, "max_bytes": 200_000}
 
@@ -282,7 +282,7 @@ def test_a_torn_last_row_is_cut_and_a_broken_one_named(server, tmp_path):
     assert not list(tmp_path.glob("**/*.forage"))
 
     rows.write_text('{"url": "http://a.test/"}\n')
-    with pytest.raises(UserError, match=r"manifest.jsonl:1: not a manifest row"):
+    with refused(r"manifest.jsonl:1: not a manifest row"):
         scrape(urls, tmp_path, options)
 
 

@@ -7,9 +7,9 @@ import pytest
 from forage.agent.options import AgentSettings, write_agent
 from forage.agent.protocol import write_call
 from forage.agent.rewards import get_format_reward, get_mrr, get_token_f1
-from forage.errors import UserError
 from forage.extras.environments.conversation import Conversation, call_text, open_environment
 from forage.rollout.options import RolloutOptions
+from tests.refusals import refused
 from tests.tiny import make_data, make_policy
 
 FIRST, SECOND = write_call("remedy 3"), write_call("remedy 6")
@@ -62,7 +62,7 @@ def test_how_else_it_ends(environment, turns, cut, stop, rewards):
 
 
 def test_nothing_follows_the_end(environment):
-    with pytest.raises(UserError, match="the episode is over; begin another one"):
+    with refused("the episode is over; begin another one"):
         played(environment, ANSWER, ANSWER)
 
 

@@ -13,16 +13,15 @@ from mcp.shared.exceptions import MCPError
 import grpo_rollout
 from forage.agent.episode import read_episodes
 from forage.agent.rewards import get_own_reward
-from forage.errors import UserError
 from forage.extras.gateway.own_agent import KEY, handed_out
 from tests import ROOT
 from tests.extras.gateway.own_agents import Spelling, agent_over
 from tests.pages import fenced
 from tests.ports import free_port
+from tests.refusals import refused
 from tests.scripted_engine import QUESTION
 from tests.tiny_training import tiny_options, train
 
-pytestmark = pytest.mark.usefixtures("no_plots")
 ANSWER = {"answer": "Rest.", "reward": 0.5}
 
 
@@ -114,7 +113,7 @@ def test_what_is_taken_and_not_ended_costs_its_own_episode_alone(protocol, port,
 
 
 def test_other_machines_need_the_key(protocol, port, monkeypatch):
-    with pytest.raises(UserError, match=f"lets other machines play; set {KEY} to a key"):
+    with refused(f"lets other machines play; set {KEY} to a key"):
         handed_out(port, "0.0.0.0")
     monkeypatch.setenv(KEY, "secret")
 

@@ -6,7 +6,6 @@ import math
 import re
 import subprocess
 import sys
-import time
 
 import openai
 import pytest
@@ -24,10 +23,9 @@ from forage.extras.gateway.own_agent import command, recorded
 from forage.policy.adapters import adapter_path
 from forage.runs.stats import read_stats
 from tests.extras.gateway.own_agents import as_our_loop, ask, played
+from tests.refusals import refused
 from tests.scripted_engine import QUESTION
 from tests.tiny_training import tiny_options, train
-
-pytestmark = pytest.mark.usefixtures("no_plots")
 
 
 def test_a_training_run_by_the_chat_api_is_that_of_our_own_loop(tiny, tmp_path, monkeypatch):
@@ -236,7 +234,7 @@ def test_what_ends_a_run_ends_it_whatever_the_agent_makes_of_it(protocol):
             await ask(client, question)
         return "all is well"
 
-    with pytest.raises(UserError, match="out of memory; lower --concurrency"):
+    with refused("out of memory; lower --concurrency"):
         played(carefree, protocol, UserError("out of memory; lower --concurrency"))
 
 
@@ -258,11 +256,9 @@ def test_a_program_in_any_language_is_an_agent(protocol, tmp_path):
     failing, _ = played(command(f"{sys.executable} -c 'import nothing_of_this_name'"), protocol)
     assert failing.stop == "agent"
     assert "No module named 'nothing_of_this_name'" in failing.cause
-    began = time.monotonic()
-    hung, _ = played(command(f"{sys.executable} -c 'import time; time.sleep(77)'"), protocol, seconds=1.0)
+    hung, _ = played(command(f"{sys.executable} -c 'import time; time.sleep(7777)'"), protocol, seconds=1.0)
     assert hung.stop == "agent"
-    assert time.monotonic() - began < 30
-    assert not subprocess.run(["pgrep", "-f", "time.sleep[(]77"], capture_output=True).stdout
+    assert not subprocess.run(["pgrep", "-f", "time.sleep[(]7777"], capture_output=True).stdout
 
 
 def test_an_agent_that_always_fails_stops_the_run(tiny, tmp_path, monkeypatch):
@@ -270,7 +266,7 @@ def test_an_agent_that_always_fails_stops_the_run(tiny, tmp_path, monkeypatch):
         return question.nothing
 
     monkeypatch.setattr(grpo_rollout, "get_agent", lambda: recorded(broken))
-    with pytest.raises(UserError, match="the agent of get_agent failed each time: AttributeError"):
+    with refused("the agent of get_agent failed each time: AttributeError"):
         train(tiny_options(tiny, tmp_path / "run", max_steps=1, eval_every=0))
 
 

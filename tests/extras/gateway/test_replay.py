@@ -11,16 +11,14 @@ from forage.agent.agent import Agent, BatchedSearch, turn_seed
 from forage.agent.episode import Turn, read_episodes
 from forage.agent.protocol import Protocol
 from forage.engines.base import Sample
-from forage.errors import UserError
 from forage.extras.gateway.own_agent import recorded
 from forage.extras.gateway.replay import Again, Options, compared, difference, instead, main, side_by_side
 from forage.store.fusion import Hit
 from tests.extras.gateway.own_agents import Spelling, as_our_loop
+from tests.refusals import refused
 from tests.scripted_engine import QUESTION
 from tests.tiny import make_tokenizer
 from tests.tiny_training import tiny_options, train
-
-pytestmark = pytest.mark.usefixtures("no_plots")
 
 
 @pytest.fixture(scope="module", params=["our loop", "an own agent"])
@@ -28,7 +26,6 @@ def run_dir(request, tiny, tmp_path_factory):
     folder = tmp_path_factory.mktemp("replay") / "run"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Protocol, "stop_ids", (2, *range(300, 420)))
-        patch.setattr("forage.grpo.reporting.COMMAND", ("true",))
         if request.param == "an own agent":
             patch.setattr(grpo_rollout, "get_agent", lambda: recorded(as_our_loop))
         train(tiny_options(tiny, folder, max_steps=2, eval_every=0))
@@ -66,7 +63,7 @@ def test_passages_stand_where_what_was_found_stood(tiny):
     assert other.ids[: first.end + len(results)] == (*was.ids[: first.end], *results)
     assert (other.mask[: first.end], other.logprobs[: first.end]) == (was.mask[: first.end], was.logprobs[: first.end])
     assert (other.answer, [r.seed for r in engine.requests]) == ("Ice.", [turn_seed(7, "q1/0", 1)])
-    with pytest.raises(UserError, match="has one turn, after which nothing was read"):
+    with refused("has one turn, after which nothing was read"):
         played_by_us(protocol, was=replace(was, turns=was.turns[:1]))
     assert side_by_side(protocol, was, other).splitlines()[2:] == [
         f"| 1 | {call} | {call} |", "| 2 | <answer>Crystals.</answer> | <answer>Ice.</answer> |"

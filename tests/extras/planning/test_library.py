@@ -3,19 +3,17 @@
 import json
 from dataclasses import replace
 
-import pytest
-
 import grpo_rollout
 from forage.agent.episode import Search, append_episodes, read_episodes
 from forage.agent.options import SearchOptions
 from forage.data.records import Question, read_questions
-from forage.errors import UserError
 from forage.extras.planning import teaching
 from forage.extras.planning.library import Options, cover, earnings, main, merged, shares_of
 from forage.extras.planning.tool import planner, read_library
 from forage.files import write_jsonl
 from forage.manifest import file_digest
 from tests.factories import EPISODE as EXAMPLE
+from tests.refusals import refused
 from tests.tiny import make_base, make_data, make_policy
 
 GOUT = Question("gout", "What causes gout?", "x", "causes", "Gout", (), ("right",))
@@ -81,10 +79,10 @@ def test_the_command(tmp_path, capsys):
     (tmp_path / "run" / "run.json").write_text(json.dumps(run_json))
     main(options)
     write_jsonl(tmp_path / "train.jsonl", [replace(GOUT, focus="toe")])  # made again
-    with pytest.raises(UserError, match=r"train.jsonl has other questions than .*run was trained on; give the run's"):
+    with refused(r"train.jsonl has other questions than .*run was trained on; give the run's"):
         main(options)
     for name, says in {"few": "gives a template", "none": "has no episodes"}.items():
-        with pytest.raises(UserError, match=says):
+        with refused(says):
             main(replace(options, run_dir=tmp_path / name))
 
 

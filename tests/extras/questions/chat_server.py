@@ -4,8 +4,10 @@ import json
 import threading
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from types import SimpleNamespace
+
+from tests.ports import JSONHandler
 
 
 @dataclass
@@ -29,9 +31,9 @@ def completion(text):
 def chat_server(reply):
     chat = Chat(reply)
 
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(JSONHandler):
         def do_POST(self):
-            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            body = self.body()
             prompt = body["messages"][-1]["content"]
             with chat.lock:
                 chat.asked.append(prompt)
@@ -42,23 +44,11 @@ def chat_server(reply):
             if answer is None:
                 chat.closing.wait()
                 return
-            status, content = (200, completion(answer)) if isinstance(answer, str) else answer
-            self.answer(status, content)
+            self.say(*(200, completion(answer)) if isinstance(answer, str) else answer)
 
         def do_GET(self):
             """Its models; the program of docs/serving.md asks for them."""
-            self.answer(200, {"object": "list", "data": [{"id": "m", "object": "model"}]})
-
-        def answer(self, status, content):
-            data = content if isinstance(content, bytes) else json.dumps(content).encode()
-            self.send_response(status)
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(data)))
-            self.end_headers()
-            self.wfile.write(data)
-
-        def log_message(self, *_):
-            pass
+            self.say(200, {"object": "list", "data": [{"id": "m", "object": "model"}]})
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.daemon_threads = True

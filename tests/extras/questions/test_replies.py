@@ -5,9 +5,9 @@ import pytest
 
 from forage.data.chunking import Chunk
 from forage.engines.chat_endpoint import RefusedError
-from forage.errors import UserError
 from forage.extras.questions.making import MALFORMED, ChatWriter, candidate_of
 from forage.extras.questions.vetting import Candidate
+from tests.refusals import refused
 
 CHUNK = Chunk("nets", "Nets", "Heat harms. Wax keeps salt out of twine.", 0, 40, 0, 1)
 
@@ -71,14 +71,14 @@ def test_replies_are_kept_by_model_and_passage(tmp_path):
 
 
 def test_a_model_that_refuses_all_is_an_error(tmp_path):
-    with pytest.raises(UserError, match=r"--make-questions m refused all of the first 1 passages \(too long\)"):
+    with refused(r"--make-questions m refused all of the first 1 passages \(too long\)"):
         written(Model("m", refuses=True), tmp_path / "asked.jsonl", CHUNK)
 
 
 def test_a_model_that_is_too_small_is_told_after_a_few_replies(tmp_path):
     model = Model("m")
     passages = [Chunk(f"d{n}", "Nets", f"Twine {n}.", 0, 9, 0, 1) for n in range(64)]
-    with pytest.raises(UserError, match=r"first 16 replies.*'yes \?'.*larger model, or leave --make-questions out"):
+    with refused(r"first 16 replies.*'yes \?'.*larger model, or leave --make-questions out"):
         written(model, tmp_path / "asked.jsonl", *passages)
     assert 16 <= len((tmp_path / "asked.jsonl").read_bytes().splitlines()) < 64
     replies = iter(["yes", '{"question": "Why wax?", "answer": "Salt."}'])

@@ -13,6 +13,7 @@ from forage.extras.questions.vetting import (
 )
 from forage.store.document_store import DocumentStore
 from forage.store.options import StoreOptions
+from tests.factories import plain_store
 
 TEXTS = {
     "bees": "Keepers feed nine litres of syrup to each hive before the frost.",
@@ -24,7 +25,7 @@ TEXTS = {
 @pytest.fixture(scope="module")
 def store(tmp_path_factory):
     documents = [Document(name, f"On {name}", text) for name, text in TEXTS.items()]
-    return DocumentStore.build(tmp_path_factory.mktemp("vetting") / "store", documents, StoreOptions(embedder="none"))
+    return plain_store(tmp_path_factory.mktemp("vetting") / "store", documents)
 
 
 def made(store, name, question, answer):

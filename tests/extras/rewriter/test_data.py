@@ -4,12 +4,11 @@ import pytest
 from transformers import AutoTokenizer
 
 from forage.data.records import Document
-from forage.errors import UserError
 from forage.extras.rewriter.data import read_data
 from forage.extras.rewriter.options import Options
-from forage.store.document_store import DocumentStore
-from forage.store.options import StoreOptions
-from tests.tiny_rewriter import make_tiny, write_data
+from tests.factories import plain_store
+from tests.refusals import refused
+from tests.tiny_rewriter import write_data
 
 
 @pytest.fixture(scope="module")
@@ -45,23 +44,16 @@ def test_bad_rows_are_counted_by_what_they_lack(tmp_path, tokenizer, capsys):
     ],
 )
 def test_what_leaves_nothing_to_train_on_is_an_error(tmp_path, tokenizer, corpus, rows, says):
-    with pytest.raises(UserError, match=says):
+    with refused(says):
         read_data(Options(data=write_data(tmp_path, corpus, train=rows, eval=[FLU])), tokenizer)
 
 
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("tiny")
-    make_tiny(folder)
-    return folder
-
-
-def test_an_existing_store_is_searched_by_its_chunks(tiny, tmp_path, tokenizer):
-    options = Options(data=tiny / "data", store=str(tmp_path / "store"), k=2)
-    texts = read_data(Options(data=tiny / "data"), tokenizer).texts
+def test_an_existing_store_is_searched_by_its_chunks(tiny_rewriter, tmp_path, tokenizer):
+    options = Options(data=tiny_rewriter / "data", store=str(tmp_path / "store"), k=2)
+    texts = read_data(Options(data=tiny_rewriter / "data"), tokenizer).texts
     documents = [Document(doc_id, "", text) for doc_id, text in texts.items()]
-    DocumentStore.build(tmp_path / "store", documents, StoreOptions("none"))
-    with pytest.raises(UserError, match=r"store lacks 12 of the 12 documents"):
+    plain_store(tmp_path / "store", documents)
+    with refused(r"store lacks 12 of the 12 documents"):
         read_data(options, tokenizer)
     corpus = [{"doc_id": f"{doc_id}#0", "text": text} for doc_id, text in texts.items()]
     (tmp_path / "data").mkdir()

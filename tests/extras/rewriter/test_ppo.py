@@ -5,7 +5,6 @@ import math
 import pytest
 import torch
 
-from forage.errors import UserError
 from forage.extras.rewriter.options import Options, PPOOptions
 from forage.extras.rewriter.ppo import (
     TrainingBatch,
@@ -20,6 +19,7 @@ from forage.extras.rewriter.ppo import (
     whitened,
 )
 from forage.extras.rewriter.training import Recorder, batches_from
+from tests.refusals import refused
 from tests.tiny_rewriter import batches_of, tiny_actors, tiny_rows
 
 
@@ -137,5 +137,5 @@ def test_every_query_is_trained_on_once_a_round_whatever_step_it_begins_at():
 
 def test_a_run_that_diverges_says_so(tmp_path):
     recorder = Recorder(Options(run_dir=tmp_path), None, None, None, None, [1.0], [])
-    with pytest.raises(UserError, match="update 1: loss/policy_avg is nan; training diverged"):
+    with refused("update 1: loss/policy_avg is nan; training diverged"):
         recorder.after_update({"policy/entropy_avg": 0.1, "loss/policy_avg": float("nan")})

@@ -9,9 +9,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from forage.errors import UserError
 from forage.extras.rewriter.options import Options, PPOOptions
 from tests import ROOT
+from tests.refusals import refused
 from tests.tiny_rewriter import make_tiny, metrics, tiny_args
 
 pytestmark = pytest.mark.slow
@@ -63,5 +63,5 @@ def test_two_processes_share_each_update_and_resume(tmp_path):
 def test_what_processes_can_not_share_is_refused(monkeypatch, given, says):
     Options(**given).check()
     monkeypatch.setenv("WORLD_SIZE", "3")
-    with pytest.raises(UserError, match=says):
+    with refused(says):
         Options(**given).check()

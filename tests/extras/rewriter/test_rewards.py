@@ -4,11 +4,11 @@ import math
 
 import pytest
 
-from forage.errors import UserError
 from forage.extras.rewriter.data import Row
 from forage.extras.rewriter.options import RewriteOptions
 from forage.extras.rewriter.rewards import CustomRewardModel, Scorer, load_reward
 from forage.metrics import ndcg, recall, reciprocal_rank
+from tests.refusals import refused
 
 
 def search(queries):
@@ -71,13 +71,13 @@ class NoMethod:
     ],
 )
 def test_a_reward_that_can_not_be_loaded(name, says):
-    with pytest.raises(UserError, match=says):
+    with refused(says):
         load_reward(name, search, 5)
 
 
 def test_a_reward_that_is_no_number_is_reported_with_its_query(tiny_tokenizer):
     score = Scorer(Nan(search, 5).compute_reward, RewriteOptions(), tiny_tokenizer)
-    with pytest.raises(UserError, match="the reward is nan for the query 'q q q'"):
+    with refused("the reward is nan for the query 'q q q'"):
         score([Row("q", ("a",), (5,))], [[2]])
 
 

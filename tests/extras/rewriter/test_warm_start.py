@@ -7,19 +7,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from forage.extras.rewriter.actors import Policy, with_padding
 from forage.extras.rewriter.options import SamplingOptions
 from forage.extras.rewriter.training import beginning_of, warm_loss
-from tests.tiny_rewriter import make_tiny
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("tiny")
-    make_tiny(folder)
-    return folder
 
 
 @pytest.fixture
-def tokenizer(tiny):
-    return AutoTokenizer.from_pretrained(tiny / "model")
+def tokenizer(tiny_rewriter):
+    return AutoTokenizer.from_pretrained(tiny_rewriter / "model")
 
 
 def test_beginnings_by_hand():
@@ -29,8 +21,8 @@ def test_beginnings_by_hand():
     assert beginning_of("Gout\nWhat is it?\nWhy?", 9) == "What is it? Why?"
 
 
-def test_the_loss_is_that_of_the_wanted_tokens_and_their_ends(tiny, tokenizer):
-    lm = AutoModelForCausalLM.from_pretrained(tiny / "model").eval()
+def test_the_loss_is_that_of_the_wanted_tokens_and_their_ends(tiny_rewriter, tokenizer):
+    lm = AutoModelForCausalLM.from_pretrained(tiny_rewriter / "model").eval()
     pad_id = with_padding(tokenizer).pad_token_id
     prompts, wanted = [(5, 6, 7), (8, 9)], ["rest", "ice and rest and ice"]
     tokens = [tokenizer(text, add_special_tokens=False)["input_ids"] + [tokenizer.eos_token_id] for text in wanted]

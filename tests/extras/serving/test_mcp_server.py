@@ -7,9 +7,8 @@ import pytest
 from mcp import Client, StdioServerParameters
 
 from forage.extras.serving.mcp_server import PATH, http_app, make_mcp_server
-from forage.store.document_store import DocumentStore
-from forage.store.options import StoreOptions
 from tests import ROOT
+from tests.factories import plain_store
 from tests.ports import answering
 from tests.scripted_engine import search_many
 
@@ -20,7 +19,7 @@ QUERY = "sore toe at night"
 def store(tmp_path_factory):
     texts = ("The toe is sore at night.", "A sore toe.", "Rye grows.", "Waves.", "Clouds.", "Craters.")
     documents = [{"title": f"Page {n}", "text": text} for n, text in enumerate(texts)]
-    return DocumentStore.build(tmp_path_factory.mktemp("served") / "store", documents, StoreOptions("none"))
+    return plain_store(tmp_path_factory.mktemp("served") / "store", documents)
 
 
 def server_of(store):

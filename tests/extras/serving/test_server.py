@@ -9,14 +9,15 @@ import httpx
 import pytest
 
 from forage.data.records import Document
-from forage.errors import UserError
 from forage.extras.serving.server import make_app
 from forage.store.document_store import DocumentStore
 from forage.store.embedder import PACKAGED_EMBEDDER
 from forage.store.options import StoreOptions
 from forage.store.remote import RemoteStore
 from tests import ROOT
+from tests.factories import plain_store
 from tests.ports import answering
+from tests.refusals import refused
 
 DOCUMENTS = [
     Document("gout", "Gout\n(podagra)", "Crystals gather in the big toe.", metadata={"year": 2020}),
@@ -99,7 +100,7 @@ def test_a_key_is_asked_for(store, monkeypatch):
                 f"{url}/retrieve", json={"queries": ["toe"]}, headers={"Authorization": key.encode("latin-1")}
             )
             assert answer.status_code == 401
-        with pytest.raises(UserError, match=f"{url} wants a key, or another one; set STORE_API_KEY to the server's"):
+        with refused(f"{url} wants a key, or another one; set STORE_API_KEY to the server's"):
             RemoteStore(url)
         monkeypatch.setenv("STORE_API_KEY", "s3")
         assert RemoteStore(url).search(["toe"], 1, "sparse") == store.search(["toe"], 1, "sparse")
@@ -129,9 +130,7 @@ def test_what_is_too_much_at_once_is_asked_for_in_parts(url, store, monkeypatch)
     queries = ["toe", "cough", "crystals", "fever", "dry toe"]
     assert RemoteStore(url).search(queries, 2) == store.search(queries, 2)
     monkeypatch.setattr("forage.extras.serving.server.MAX_PASSAGES", 1)
-    with pytest.raises(
-        UserError, match=r"refuses the search \(status 413: 1 queries with topk 2 are over 1 passages\)"
-    ):
+    with refused(r"refuses the search \(status 413: 1 queries with topk 2 are over 1 passages\)"):
         RemoteStore(url).search(queries, 2)
 
 
@@ -147,7 +146,7 @@ def test_a_search_by_metadata_finds_what_the_folder_does(url, store, mode):
 def test_a_server_takes_up_an_edited_store_and_says_so(tmp_path):
     """A client that knows the store of before stops."""
     folder = tmp_path / "store"
-    DocumentStore.build(folder, DOCUMENTS, StoreOptions("none")).close()
+    plain_store(folder, DOCUMENTS).close()
     command = [sys.executable, "document_store.py", "serve", "--store", folder, "--mode", "sparse", "--port", "0"]
     with Popen(command, stdout=PIPE, stderr=PIPE, text=True, cwd=ROOT) as server:
         try:
@@ -156,7 +155,7 @@ def test_a_server_takes_up_an_edited_store_and_says_so(tmp_path):
             assert remote.search(["hives"], 1, "sparse") == [[]]
             with DocumentStore.open(folder) as store:
                 store.add([Document("rash", "Rash", "Hives.")])
-            with pytest.raises(UserError, match="serves another store than at the start"):
+            with refused("serves another store than at the start"):
                 remote.search(["hives"], 1, "sparse")
             assert f"{folder} has changed: serving its 3 documents" in server.stderr.readline()
             assert RemoteStore(url).fingerprint == store.fingerprint

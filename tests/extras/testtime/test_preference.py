@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from forage.errors import UserError
 from forage.extras.testtime.preference import CARD, FEATURES, OPEN, Pairs, Preference, fit, scores
 from forage.extras.testtime.train_scorer import right_share
 from forage.manifest import write_manifest
+from tests.refusals import refused
 from tests.word_embedder import WordEmbedder
 
 KNOWN = FEATURES.index("support")
@@ -51,10 +51,10 @@ def folder(tmp_path):
 
 
 def test_a_scorer_is_read_back_whatever_its_embedder_is_called(folder):
-    with pytest.raises(UserError, match="another embedder"):
+    with refused("another embedder"):
         Preference.load(folder, WordEmbedder("others", turn=3))
     read = Preference.load(folder, WordEmbedder("a/folder/of/words"))
     assert (read.weights_F.tolist(), read.intercept) == ([1 / number for number in range(1, len(FEATURES) + 1)], -2)
     write_manifest(folder / CARD, {"head": "an older version's"})
-    with pytest.raises(UserError, match="no scorer of this version"):
+    with refused("no scorer of this version"):
         Preference.load(folder, WordEmbedder())

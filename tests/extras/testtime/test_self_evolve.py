@@ -21,6 +21,7 @@ from forage.extras.testtime import self_evolve
 from forage.extras.testtime.self_evolve import EvolveOptions, demonstration, main, select
 from forage.store.options import StoreAddress
 from tests.rated_samples import samples_of
+from tests.refusals import refused
 from tests.scripted_engine import run, turns
 from tests.word_embedder import WordEmbedder
 
@@ -84,7 +85,7 @@ def test_each_stage_runs_once_and_more_rounds_go_on(options, ran, monkeypatch):
         real(*given)
 
     monkeypatch.setattr(self_evolve, "select", failing)
-    with pytest.raises(UserError, match="nothing is better"):
+    with refused("nothing is better"):
         main(replace(options, rounds=1))
     assert len(ran) == 2
     main(replace(options, rounds=1))
@@ -95,7 +96,7 @@ def test_each_stage_runs_once_and_more_rounds_go_on(options, ran, monkeypatch):
 
 
 def test_too_few_questions_are_told_before_anything_is_written(options, ran):
-    with pytest.raises(UserError, match="need 8 training questions"):
+    with refused("need 8 training questions"):
         main(replace(options, questions=4))
     assert not options.output_dir.exists()
     assert ran == []

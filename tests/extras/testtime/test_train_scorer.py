@@ -13,7 +13,6 @@ import pytest
 from forage.agent.episode import Search, Turn, append_episodes
 from forage.agent.protocol import write_answer, write_call
 from forage.data.records import read_questions
-from forage.errors import UserError
 from forage.extras.testtime import train_scorer
 from forage.extras.testtime.preference import Preference
 from forage.extras.testtime.train_scorer import (
@@ -25,6 +24,7 @@ from forage.extras.testtime.train_scorer import (
 )
 from tests.factories import EPISODE
 from tests.rated_samples import samples_of
+from tests.refusals import refused
 from tests.scripted_engine import run
 from tests.word_embedder import WordEmbedder
 
@@ -121,7 +121,7 @@ def test_held_out_questions_are_refused(options, tiny, tiny_protocol, tmp_path):
     held_out = read_questions(tiny / "data" / "eval.jsonl")[0]
     append_episodes(tmp_path / "eval.jsonl", samples_of(held_out, tiny_protocol))
     told = r"eval.jsonl: 1 of its questions are not in .*train.jsonl, such as q6; .*--split train plays them"
-    with pytest.raises(UserError, match=told):
+    with refused(told):
         main(replace(options, files=(tmp_path / "eval.jsonl",)))
     assert not options.out.exists()
 
@@ -133,7 +133,5 @@ def test_other_questions_under_the_same_ids_are_refused(options, tiny, tmp_path)
     (data / "train.jsonl").write_text(text.replace("What mends disease 3?", "what mends disease 3"))
     main(replace(options, data=data))
     (data / "train.jsonl").write_text(text.replace("What mends disease 3?", "Whence disease 3?"))
-    with pytest.raises(
-        UserError, match=r"4 of its episodes answer another question .* under the id q3; give the --data"
-    ):
+    with refused(r"4 of its episodes answer another question .* under the id q3; give the --data"):
         main(replace(options, data=data, out=tmp_path / "other"))
