@@ -37,7 +37,7 @@ CASES = {
         "serch --store {w}/data/store gout",
         "search --store {w}/data/store --k 0 gout",
         "search --store {w}/none gout",
-        "delete --ids gout --store {w}/data/store",
+        "delete --ids gout --store {w}/none",
         "build --documents {w}/broken.jsonl --store {w}/out",
         "build --documents {w}/docs.jsonl --embedder none --store {w}/file",
     ),

@@ -10,7 +10,7 @@ from tests import ROOT
 from tests.installed import installed
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
-FEWER = {"--num-demonstrations 60": "--num-demonstrations 12", "--max-steps 16": "--max-steps 3"}
+FEWER = {"--num-demonstrations 60": "--num-demonstrations 12", "--max-steps 16": "--max-steps 3", "count=8": "count=4"}
 EXECUTE = """
 import nbformat, sys
 from nbclient import NotebookClient
