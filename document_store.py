@@ -153,6 +153,8 @@ def edit(command: Add | Delete) -> None:
     else:
         store.delete(command.ids)
     print_counts(store)
+    if (command.store.parent / "train.jsonl").is_file():
+        print(f"note: {command.store.parent}/train.jsonl names passages as they were; make it again with data_prep.py")
 
 
 def print_counts(store: DocumentStore) -> None:

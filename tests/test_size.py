@@ -20,27 +20,27 @@ from tests.road import make_start, measure, walk
 
 # folder: (tokens of its Python files, modules directly in it). A folder of forage/ holds those inside it.
 BUDGETS = {
-    "scripts": (9_877, 11),  # those in the root
+    "scripts": (9_896, 11),  # those in the root
     "forage": (13_526, 12),  # the modules of forage/ itself
     "forage/agent": (15_045, 9),
-    "forage/data": (16_662, 12),
-    "forage/engines": (10_961, 5),
+    "forage/data": (16_776, 12),
+    "forage/engines": (10_984, 5),
     "forage/evaluation": (11_557, 9),
-    "forage/extras": (48_403, 9),
+    "forage/extras": (48_497, 9),
     "forage/grpo": (19_558, 10),
     "forage/policy": (9_674, 9),
     "forage/publishing": (3_117, 2),
-    "forage/rollout": (7_310, 5),
+    "forage/rollout": (7_351, 5),
     "forage/runs": (9_341, 5),
     "forage/sft": (4_551, 3),
     "forage/store": (12_175, 10),
     "bench": (23_436, 13),
-    "tests": (216_752, 50),
+    "tests": (217_039, 50),
 }
 ROAD = {"files": 60, "functions": 570, "lines": 5_105}  # a processor without bf16 units calls some others
 OPTIONS = {"grpo_train": 60}
 OTHER_SCRIPTS_OPTIONS = 45
-PAGES = 2_977  # lines of README.md, RESULTS.md, CHANGELOG.md and docs/
+PAGES = 2_984  # lines of README.md, RESULTS.md, CHANGELOG.md and docs/
 WAY_OUT = "cut, or raise the budget in tests/test_size.py in the same commit and say why in its message"
 LAYOUT = {
     tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER,

@@ -16,7 +16,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
-from zipfile import BadZipFile, ZipFile
+from zipfile import ZIP_DEFLATED, ZIP_STORED, BadZipFile, ZipFile
 
 from lxml import etree
 
@@ -198,17 +198,21 @@ def read_pdf(body: bytes) -> Page:
 
 
 WORD = "{http://schemas.openxmlformats.org/wordprocessingml/2006/main}"
-SHOWN_AGAIN = "{http://schemas.openxmlformats.org/markup-compatibility/2006}Fallback"
+SHOWN_AGAIN = {"{http://schemas.openxmlformats.org/markup-compatibility/2006}Fallback", WORD + "moveFrom"}
+OTHER_KIND = "a Word document of another kind; save it as .docx again"
+PACKED = {ZIP_STORED, ZIP_DEFLATED}  # as Word does; what is packed otherwise has no bound
 DAMAGED = (BadZipFile, EOFError, NotImplementedError, RuntimeError, ValueError, etree.XMLSyntaxError, zlib.error)
-SPACES = {WORD + "tab", WORD + "br", WORD + "p", WORD + "tc"}  # between what is before them and after
+SPACES = {WORD + "tab", WORD + "br", WORD + "cr", WORD + "p", WORD + "tc"}  # between what is before them and after
 
 
 def read_docx(body: bytes) -> Page:
     """Headings, paragraphs and the rows of tables of a Word document. The title is the first heading."""
-    parser = etree.XMLParser(resolve_entities=False, no_network=True)
+    parser = etree.XMLParser(resolve_entities=False, no_network=True, remove_comments=True, remove_pis=True)
     try:
         with ZipFile(io.BytesIO(body)) as parts:
             files = {each.filename: each for each in parts.infolist()}
+            if DOCUMENT not in files or any(each.compress_type not in PACKED for each in files.values()):
+                raise Unreadable(OTHER_KIND)
             if any(files[name].file_size > MAX_BYTES for name in (DOCUMENT, STYLES) if name in files):
                 raise Unreadable(f"over {MAX_BYTES // 2**20} MiB")
             read: list[Any] = [
@@ -216,6 +220,8 @@ def read_docx(body: bytes) -> Page:
             ]
     except DAMAGED as error:
         raise Unreadable("damaged or encrypted Word document") from error
+    if read[0].tag != WORD + "document":
+        raise Unreadable(OTHER_KIND)
     names = [name for root in read for name in root.iterfind(f".//{WORD}style/{WORD}name")]
     headings = {  # by their names: Word translates the ids
         name.getparent().get(WORD + "styleId")
@@ -232,8 +238,9 @@ def word_blocks(parent: Any, headings: Collection[str]) -> Iterator[Block]:
             style = child.find(f"{WORD}pPr/{WORD}pStyle")
             yield Block(word_text(child), style is not None and style.get(WORD + "val") in headings)
         elif child.tag == WORD + "tr":
-            yield Block(" | ".join(filter(None, map(word_text, child.iter(WORD + "tc")))))
-        elif child.tag != SHOWN_AGAIN:
+            own = (cell for cell in child.iter(WORD + "tc") if next(cell.iterancestors(WORD + "tr")) is child)
+            yield Block(" | ".join(filter(None, map(word_text, own))))
+        elif child.tag not in SHOWN_AGAIN:
             yield from word_blocks(child, headings)
 
 
@@ -242,7 +249,9 @@ def word_text(node: Any) -> str:
         for child in node:
             if child.tag == WORD + "t":
                 yield child.text or ""
-            elif child.tag != SHOWN_AGAIN:
+            elif child.tag == WORD + "noBreakHyphen":
+                yield "-"
+            elif child.tag not in SHOWN_AGAIN:
                 yield " " * (child.tag in SPACES)
                 yield from pieces(child)
 

@@ -424,6 +424,9 @@ class LocalEngine(Engine):
         planned = 0
         for entry in tuple(self._waiting):
             request, future = entry
+            if future.cancelled():
+                self._waiting.remove(entry)
+                continue
             if not (free := self._free_slots()):
                 break
             # The episode's own slot, else the first that no episode keeps, else the least recently used.
@@ -535,12 +538,14 @@ class LocalEngine(Engine):
                 each.slot.ids.append(token)
 
     def _finish(self) -> None:
-        """Give complete samples to their callers. The keys and values of a last token are not computed."""
+        """Give complete samples to their callers, and up what nobody waits for. The keys and values of a last token are
+        not computed."""
         for each in tuple(self._active):
-            if finish := each.finish:
+            if each.future.cancelled():
                 self._active.remove(each)
-                if not each.future.done():
-                    each.future.set_result(Sample(tuple(each.sampled), tuple(each.logprobs), finish))
+            elif finish := each.finish:
+                self._active.remove(each)
+                each.future.set_result(Sample(tuple(each.sampled), tuple(each.logprobs), finish))
 
 
 def longest_start(held: Sequence[Sequence[int]], wanted: Sequence[int], own: int) -> tuple[int, int]:

@@ -58,7 +58,7 @@ from forage.rollout.options import RolloutOptions
 from forage.rollout.plans import TRAINER, Claims, Plan, Played
 from forage.store.document_store import DocumentStore
 from forage.store.manifest import NO_EMBEDDER
-from forage.store.opening import open_address
+from forage.store.opening import Store, open_address
 from forage.text import say
 
 # Playing: questions become episodes on disk, in one process or in several that share a folder through claims.
@@ -276,17 +276,21 @@ async def open_rollout(
 ) -> AsyncIterator[Rollout]:  # fmt: skip
     """Open everything a rollout needs: the engine, the store, the rewards with the run's embedder."""
     job = Job(read_policy_manifest(options.policy), options.concurrent_episodes, settings.max_tokens, sleeps)
+    searched = open_search(options, settings)  # before the engine, which may take minutes to start
     async with open_engine(options.engine, job) as engine:
-        yield rollout_with(engine, options, settings, make_rewards, questions, embedder)
+        yield rollout_with(engine, *searched, options, settings, make_rewards, questions, embedder)
+
+
+def open_search(options: RolloutOptions, settings: AgentSettings) -> tuple[Store, Protocol]:
+    """Of the policy's folder, only the tokenizer is read."""
+    protocol = Protocol.playing(load_tokenizer(read_policy_manifest(options.policy)), settings)
+    return open_address(options.address, options.data), protocol
 
 
 def rollout_with(
-    engine: Engine, options: RolloutOptions, settings: AgentSettings, make_rewards: MakeRewards, questions: Splits,
-    embedder: str = "",
+    engine: Engine, store: Store, protocol: Protocol, options: RolloutOptions, settings: AgentSettings,
+    make_rewards: MakeRewards, questions: Splits, embedder: str = "",
 ) -> Rollout:  # fmt: skip
-    """All but the engine: of the policy's folder, only the tokenizer is read."""
-    protocol = Protocol.playing(load_tokenizer(read_policy_manifest(options.policy)), settings)
-    store = open_address(options.address, options.data)
     opened = store.embedder if store.options.embedder != NO_EMBEDDER else open_embedder(store.manifest, embedder)
     searcher = Searcher(lambda: store, settings)
     functions = rewards_of(make_rewards, opened, searcher, options.weights)

@@ -6,7 +6,7 @@ import pytest
 
 from forage.data.chunking import Chunk
 from forage.data.options import Columns
-from forage.data.own_documents import FileRecord, read_folder, read_markdown, read_text
+from forage.data.own_documents import OTHER_KIND, FileRecord, read_folder, read_markdown, read_text
 from forage.data.own_questions import place, read_own_questions
 from forage.data.qa_rows import QARow
 from forage.data.relevance import by_document
@@ -52,14 +52,17 @@ def test_a_word_document(folder):
       <w:p><w:r><w:t>Sugar</w:t><w:tab/><w:t xml:space="preserve">wat</w:t></w:r><w:r><w:t>er.</w:t></w:r>
         <w:del><w:r><w:delText>Salt.</w:delText></w:r></w:del></w:p>
       <w:tbl><w:tr><w:tc><w:p><w:r><w:t>May</w:t></w:r></w:p></w:tc><w:tc><w:p/></w:tc>
-        <w:tc><w:p><w:r><w:t>2 kg</w:t></w:r></w:p><w:p><w:r><w:t>warm</w:t></w:r></w:p></w:tc></w:tr></w:tbl>
+        <w:tc><w:p><w:r><w:t>2 kg</w:t></w:r></w:p>
+        <w:tbl><w:tr><w:tc><w:p><w:r><w:t>warm</w:t></w:r></w:p></w:tc></w:tr></w:tbl></w:tc></w:tr></w:tbl>
+      <w:p><w:moveFrom><w:r><w:t>Moved.</w:t></w:r></w:moveFrom>
+        <w:r><w:t>X<!-- no -->-</w:t><w:t>and Z</w:t><w:noBreakHyphen/><w:t>ray</w:t><w:cr/><w:t>on</w:t></w:r></w:p>
       <w:p><mc:AlternateContent><mc:Choice><w:p><w:r><w:t>Sting.</w:t></w:r></w:p></mc:Choice>
         <mc:Fallback><w:p><w:r><w:t>Sting.</w:t></w:r></w:p></mc:Fallback></mc:AlternateContent></w:p>""",
             styles,
         )
     )
     [document] = read_folder(folder).documents
-    assert (document.title, document.text) == ("Bees", "Bees\nSugar water.\nMay | 2 kg warm\nSting.")
+    assert (document.title, document.text) == ("Bees", "Bees\nSugar water.\nMay | 2 kg warm\nX-and Z-ray on\nSting.")
 
 
 def test_what_gives_no_document_is_told(folder):
@@ -193,7 +196,10 @@ def test_markdown_that_nothing_closes_takes_no_time():
             pdf(["Oil the pallets.", "Wind it."], "Old clocks"),
             {"damaged PDF", "encrypted PDF", "PDF without text (scanned?)"},
         ),
-        (docx("<w:p><w:r><w:t>Wind it.</w:t></w:r></w:p>"), {"damaged or encrypted Word document", "over 64 MiB"}),
+        (
+            docx("<w:p><w:r><w:t>Wind it.</w:t></w:r></w:p>"),
+            {"damaged or encrypted Word document", OTHER_KIND, "over 64 MiB"},
+        ),
     ],
 )
 def test_no_damage_is_a_crash(folder, whole, known):

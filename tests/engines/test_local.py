@@ -205,6 +205,25 @@ def test_more_episodes_than_slots_and_turns_that_come_back_late():
     asyncio.run(run())
 
 
+def test_what_nobody_waits_for_is_not_sampled():
+    """One that was begun and one that waited for its slot are cancelled: the third has the slot at once, whole."""
+    engine = LocalEngine(tiny_model(), 1)
+    seen, told, last = watched(engine), [], Request((5, 6, 7), 4, (), 3)
+
+    async def run():
+        begun = asyncio.create_task(engine.generate(Request((1, 2, 3), 500, (), 1, on_token=told.append)))
+        waits = asyncio.create_task(engine.generate(Request((1, 2, 4), 500, (), 2)))
+        while len(told) < 2:
+            await asyncio.sleep(0)
+        begun.cancel()
+        waits.cancel()
+        return await engine.generate(last)
+
+    check(last, asyncio.run(run()))
+    assert len(told) <= 3
+    assert len(seen) < 12
+
+
 @pytest.mark.parametrize("taken", [62, 63, 64, 127])
 def test_keys_that_come_in_steps_of_64_are_masked_up_to_the_next(taken):
     """Whatever the slot held there before."""

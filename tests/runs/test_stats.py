@@ -11,6 +11,7 @@ from forage.runs.stats import (
     advice,
     read_stats,
     reproducible,
+    seconds_left,
     stats_path,
     step_seconds,
     summarised,
@@ -169,6 +170,14 @@ def test_a_phase_has_the_work_that_it_left_to_the_gpu(monkeypatch):
 
 
 # The line of a step, and whether the trainer waits
+
+
+def test_the_time_left_is_of_the_steps_to_come_without_evaluations():
+    steps = [replace(STATS, step=step, seconds={"rollout": took}) for step, took in enumerate((10.0, 12.0, 50.0))]
+    assert seconds_left(steps, 10) == 7 * 12
+    first = replace(STATS, step=0, seconds={"rollout": 10.0, "evaluation": 300.0})
+    assert seconds_left([first], 5) == 40
+    assert seconds_left(steps, 3) == 0
 
 
 def test_a_trainer_that_waits_a_fifth_of_the_last_steps_is_told_but_not_of_the_first():

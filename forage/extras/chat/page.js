@@ -39,8 +39,8 @@ function show(where, turns, event) {
     if (event.passages.length) {
       put(where, "did", "share of the answer's words in a passage (even all of them don't make it right)");
       list(where, event.passages);
-    } else put(where, "warn", "no passage that was found holds half of the answer's words");
-    if (event.missing) put(where, "warn", `in no passage that was found: ${event.missing}`);
+    }
+    for (const note of event.notes) put(where, "warn", note);
   } else put(where, "warn", `no answer: ${event.no_answer}`);
 }
 
@@ -69,7 +69,7 @@ form.addEventListener("submit", async (event) => {
   try {
     await ask(where.firstChild.textContent, where);
   } catch (error) {
-    put(where, "warn", error.name === "AbortError" ? "stopped" : `no answer: ${error.message}; does chat.py still run?`);
+    put(where, "warn", error.name === "AbortError" ? "stopped" : `no answer: ${error.message}${error instanceof TypeError ? "; does chat.py still run?" : ""}`);
   }
   [asked, button.textContent, input.required] = [null, "Ask", true];
   where.classList.add("done");

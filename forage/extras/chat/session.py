@@ -42,6 +42,7 @@ from forage.store.options import Mode
 from forage.text import encodable, one_line, printable, titled, words_of
 
 BEGINNING = 300  # characters of a passage that are laid out, of which a line shows what fits
+NONE_HOLDS, NO_SEARCH = "no passage that was found holds half of the answer's words", "it did not search"
 ENOUGH = 0.5  # of the answer's words; fewer are common to many passages of a library
 
 
@@ -99,8 +100,7 @@ class View(Observer):
                 self.console.print(Text(told, style="bold cyan"))
                 self.console.print(listed((f"{share:.0%}", hit, "") for hit, share in holding))
             else:
-                why = "no passage that was found holds half of the answer's words"
-                self.console.print(Text(why if self.searches else "it did not search", style="yellow"))
+                self.console.print(Text(NONE_HOLDS if self.searches else NO_SEARCH, style="yellow"))
             if hits and (missing := words_in_none(episode.answer, hits)):
                 self.console.print(in_line(f"in no passage that was found: {', '.join(missing)}", "yellow"))
         else:
@@ -202,7 +202,7 @@ def why(store: Store, settings: AgentSettings, question: Question, episode: Epis
         for chunk_id in search.hits:
             places = ", ".join(f"{mode} {ranks[mode].get(chunk_id, f'beyond {DEPTH}')}" for mode in modes)
             lines.append(f"{search.query!r} found {chunk_id} ({places})")
-    return lines or ["it did not search"]
+    return lines or [NO_SEARCH]
 
 
 def store_of(options: ChatOptions) -> Store:

@@ -13,13 +13,21 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from forage.agent.agent import Agent, EpisodeBuilder, Observer
+from forage.agent.agent import Agent, EpisodeBuilder, Observer, sample_name
 from forage.agent.episode import STOPS, Episode, Use
 from forage.agent.protocol import Protocol, Reading
 from forage.data.records import Question
 from forage.errors import UserError
 from forage.extras.chat.options import ChatOptions
-from forage.extras.chat.session import open_agent, passages_in, passages_with, store_of, words_in_none
+from forage.extras.chat.session import (
+    NO_SEARCH,
+    NONE_HOLDS,
+    open_agent,
+    passages_in,
+    passages_with,
+    store_of,
+    words_in_none,
+)
 from forage.extras.serving.server import (
     App,
     BadRequest,
@@ -80,8 +88,10 @@ class Events(Observer):
             return
         hits = list(self.hits.values())
         holding = [passage(hit, f"{share:.0%}") for hit, share in passages_with(episode.answer, hits)]
-        missing = ", ".join(words_in_none(episode.answer, hits)) if hits else ""
-        self.emit({"answer": printable(episode.answer), "passages": holding, "missing": printable(missing)})
+        notes = [] if holding else [NONE_HOLDS if episode.searches else NO_SEARCH]
+        if hits and (missing := words_in_none(episode.answer, hits)):
+            notes.append(f"in no passage that was found: {printable(', '.join(missing))}")
+        self.emit({"answer": printable(episode.answer), "passages": holding, "notes": notes})
 
 
 def passage(hit: Hit, figure: str) -> Event:
@@ -148,6 +158,9 @@ async def tell(agent: Agent, question: Question, seed: int, receive: Receive, se
     try:
         while event := await happened.get():
             await send({"type": "http.response.body", "body": json.dumps(event).encode() + b"\n", "more_body": True})
+        if not playing.cancelled():
+            playing.result()  # an error that nobody foresaw cuts the reply off, and the server prints it
         await send({"type": "http.response.body"})
     finally:
         gone.cancel()
+        agent.engine.release(sample_name(question, 0))

@@ -20,7 +20,7 @@ from forage.data.splits import read_splits
 from forage.engines.base import Engine
 from forage.errors import UserError
 from forage.rollout.options import RolloutOptions
-from forage.rollout.rollout import Rollout, rollout_with
+from forage.rollout.rollout import Rollout, open_search, rollout_with
 from forage.text import encodable
 
 
@@ -35,7 +35,8 @@ def open_environment(options: RolloutOptions, make_rewards: MakeRewards) -> Roll
     say how long a passage is, and how the agent searches."""
     options.check()
     settings = options.search.settle(options.policy)
-    return rollout_with(Elsewhere(), options, settings, make_rewards, read_splits(options.data))
+    searched = open_search(options, settings)
+    return rollout_with(Elsewhere(), *searched, options, settings, make_rewards, read_splits(options.data))
 
 
 class Conversation:

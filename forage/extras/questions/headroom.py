@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING
 
 from forage.agent.options import AgentSettings
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     from forage.store.document_store import DocumentStore
 
 MOST = 300  # questions that are searched for
-MOST_TRIED = 500  # of which passages are looked at
 DEPTH = 10
 MORE = 3  # times as many passages, which is what a second and a third search read
 WELL, MUCH = 0.7, 0.15  # one search is enough from here on; a second one is worth training for
@@ -93,9 +93,9 @@ GRPO = (
 
 def advice(found: Headroom, cut: float | None, held_out: int, data: str) -> str:
     """What to train, in a sentence, with the commands; `cut` is the share of the answers that are cut off."""
-    name, mode = Path(data).name, " --mode sparse" * (found.mode == "sparse")
-    sft = f"\n  python sft_train.py --data {data} --output-dir models/{name}{mode}"
-    grpo = f"\n  python grpo_train.py --data {data} --policy models/{name} --run-dir runs/{name} "
+    name, mode = quote(Path(data).resolve().name), " --mode sparse" * (found.mode == "sparse")
+    sft = f"\n  python sft_train.py --data {quote(data)} --output-dir models/{name}{mode}"
+    grpo = f"\n  python grpo_train.py --data {quote(data)} --policy models/{name} --run-dir runs/{name} "
     gain, passages = found.second - max(found.one, found.longer), MORE * AgentSettings.k
     said = f"One {found.mode} search shows what answers {found.one:.0%} of the questions"
     if cut is not None and cut > CUT and found.one >= MUCH:
@@ -199,9 +199,9 @@ def seen_share(
     questions: Sequence[Question], chunks: Mapping[str, Chunk], stems: Callable[[str], list[str]]
 ) -> float | None:
     """The share of the questions of whose answer a search for them shows most telling words, if it finds the relevant
-    passages; measured on some if there are many, None if none has an answer."""
+    passages; None if none has an answer."""
     asked = [question for question in questions if question.answer and question.relevant_chunk_ids]
-    asked, tokens = asked[:: len(asked) // MOST_TRIED + 1], AgentSettings.passage_tokens
+    tokens = AgentSettings.passage_tokens
     shares = []
     for question in asked:
         shown = ""  # about what a new policy is shown of each passage

@@ -204,13 +204,14 @@ def described(mentions: Sequence[Mention], options: MakingOptions, folder: Path)
                 async def describe(mention: Mention) -> str:
                     named, passage = " ".join(mention.name), mention.chunk
                     prompt = f"Name: {named}\nTitle: {passage.title}\n\n{passage.text}"
+                    bar.update(1)
                     try:
                         reply = await replies.reply(encodable(prompt))
-                    except RefusedError:
+                    except RefusedError as error:
+                        replies.judge(str(error), useless=True)
                         return ""
                     said = texts_in(reply, "description")
                     replies.judge(reply, useless=not said)
-                    bar.update(1)
                     return "".join(said).rstrip(".").replace(": ", ", ")  # a colon ends a description
 
                 return await all_of(map(describe, mentions))

@@ -38,6 +38,10 @@ class MakingOptions:
         check_at_least_one(self, "found_within", "max_questions", "min_questions")
         if any(words < 1 for words in self.second_hop):
             raise UserError(f"--second-hop {' '.join(map(str, self.second_hop))}: give numbers of words, such as 6 10")
+        if self.make_questions and len(self.second_hop) > 1:
+            raise UserError(
+                "--make-questions describes names in no set number of words; give one number to --second-hop"
+            )
         if self.documents is None and not self.second_hop and (self.make_questions or self.make_questions_url):
             raise UserError("--make-questions makes questions for --documents; give that folder too")
         if self.questions and (self.documents is None or (self.make_questions and not self.second_hop)):

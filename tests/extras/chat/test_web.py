@@ -68,7 +68,7 @@ def test_each_event_of_an_episode(store):
     rest = [event for event in events if "turn" not in event]
     assert rest == [
         {"search": "rest for gout", "passages": [passage]},
-        {"answer": EVIL, "passages": [passage | {"figure": "100%"}], "missing": ""},
+        {"answer": EVIL, "passages": [passage | {"figure": "100%"}], "notes": []},
     ]
 
 

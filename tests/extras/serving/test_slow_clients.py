@@ -142,6 +142,7 @@ def trickle(server, parts):
         for part in parts:
             client.sendall(part)
             time.sleep(0.1)
+            assert time.monotonic() - start < SOON
     assert time.monotonic() - start > PATIENCE / 2
     server.check_hangs_up()
 
