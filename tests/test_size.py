@@ -32,15 +32,15 @@ BUDGETS = {
     "forage/publishing": (3_117, 2),
     "forage/rollout": (7_351, 5),
     "forage/runs": (9_341, 5),
-    "forage/sft": (4_551, 3),
+    "forage/sft": (4_601, 3),
     "forage/store": (12_175, 10),
     "bench": (23_436, 13),
-    "tests": (217_039, 50),
+    "tests": (217_126, 50),
 }
 ROAD = {"files": 60, "functions": 570, "lines": 5_105}  # a processor without bf16 units calls some others
 OPTIONS = {"grpo_train": 60}
 OTHER_SCRIPTS_OPTIONS = 45
-PAGES = 2_984  # lines of README.md, RESULTS.md, CHANGELOG.md and docs/
+PAGES = 2_986  # lines of README.md, RESULTS.md, CHANGELOG.md and docs/
 WAY_OUT = "cut, or raise the budget in tests/test_size.py in the same commit and say why in its message"
 LAYOUT = {
     tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER,

@@ -58,7 +58,10 @@ def play_demonstrations(options: SFTOptions, protocol: Protocol, settings: Agent
     shown = {episode.question_id for episode in taught}
     lacking = ", ".join([question.id for question in chosen if question.id not in shown][:3])
     such_as = f" (such as {lacking})" if lacking else ""
-    print(f"{len(taught)} demonstrations by the teacher for {len(chosen)} questions{causes_of(without)}{such_as}")
+    answering = {question.id: set(question.relevant_chunk_ids) for question in chosen}
+    find = sum(any(answering[each.question_id] & {*s.hits} for s in each.read_searches) for each in taught)
+    print(f"{len(taught)} demonstrations by the teacher for {len(chosen)} questions{causes_of(without)}{such_as}; "
+          f"{find} find what answers")  # fmt: skip
     return taught
 
 

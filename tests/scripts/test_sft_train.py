@@ -147,11 +147,16 @@ def test_a_blind_teacher_says_only_what_it_has_seen(ground, tmp_path, blind):
         assert episode.answer in shown[-1]
 
 
-def test_a_first_search_is_written_for_the_policy_and_not_learnt(ground, tmp_path):
+def test_a_first_search_is_written_for_the_policy_and_not_learnt(ground, tmp_path, capsys):
     given = {"blind": "names", "search_first": True, "force_search": True, "max_turns": 2, "max_steps": 1}
     main(options(ground, tmp_path / "warm", **given))
-    asked = {question.id: question.question for question in read_questions(ground / "train.jsonl")}
-    for episode in read_episodes(tmp_path / "warm" / "demonstrations.jsonl"):
+    questions = {question.id: question for question in read_questions(ground / "train.jsonl")}
+    asked = {name: question.question for name, question in questions.items()}
+    episodes = list(read_episodes(tmp_path / "warm" / "demonstrations.jsonl"))
+    hits = [(episode, {hit for search in episode.searches for hit in search.hits}) for episode in episodes]
+    find = sum(not found.isdisjoint(questions[each.question_id].relevant_chunk_ids) for each, found in hits)
+    assert f"; {find} find what answers" in capsys.readouterr().out
+    for episode in episodes:
         first, second = episode.turns
         assert (episode.stop, episode.searches[0].query) == ("search", asked[episode.question_id])
         assert not any(episode.mask[first.start : first.end])
