@@ -28,7 +28,7 @@ def free_port():
 
 
 class JSONHandler(BaseHTTPRequestHandler):
-    """Of a stand-in for a server: what reads a request and says a status with a value."""
+    """Reads a request and says a status with a value, for servers that stand in for others."""
 
     def log_message(self, *_): ...
 

@@ -201,7 +201,7 @@ WORD = "{http://schemas.openxmlformats.org/wordprocessingml/2006/main}"
 SHOWN_AGAIN = {"{http://schemas.openxmlformats.org/markup-compatibility/2006}Fallback", WORD + "moveFrom"}
 OTHER_KIND = "a Word document of another kind; save it as .docx again"
 PACKED = {ZIP_STORED, ZIP_DEFLATED}  # as Word does; what is packed otherwise has no bound
-DAMAGED = (BadZipFile, EOFError, NotImplementedError, RuntimeError, ValueError, etree.XMLSyntaxError, zlib.error)
+DAMAGED = (BadZipFile, EOFError, RuntimeError, ValueError, etree.XMLSyntaxError, zlib.error)
 SPACES = {WORD + "tab", WORD + "br", WORD + "cr", WORD + "p", WORD + "tc"}  # between what is before them and after
 
 

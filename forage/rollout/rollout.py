@@ -282,7 +282,7 @@ async def open_rollout(
 
 
 def open_search(options: RolloutOptions, settings: AgentSettings) -> tuple[Store, Protocol]:
-    """Of the policy's folder, only the tokenizer is read."""
+    """The store, and the protocol, for which only the policy's tokenizer is read."""
     protocol = Protocol.playing(load_tokenizer(read_policy_manifest(options.policy)), settings)
     return open_address(options.address, options.data), protocol
 

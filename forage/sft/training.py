@@ -15,6 +15,7 @@ import torch
 from forage.agent.episode import Episode, read_episodes, write_episodes
 from forage.agent.options import AgentSettings
 from forage.agent.protocol import Protocol
+from forage.agent.rewards import get_found
 from forage.agent.searcher import searching
 from forage.agent.vetting import Vetting
 from forage.data.splits import draw_questions, in_rounds, read_held_out
@@ -58,10 +59,10 @@ def play_demonstrations(options: SFTOptions, protocol: Protocol, settings: Agent
     shown = {episode.question_id for episode in taught}
     lacking = ", ".join([question.id for question in chosen if question.id not in shown][:3])
     such_as = f" (such as {lacking})" if lacking else ""
-    answering = {question.id: set(question.relevant_chunk_ids) for question in chosen}
-    find = sum(any(answering[each.question_id] & {*s.hits} for s in each.read_searches) for each in taught)
-    print(f"{len(taught)} demonstrations by the teacher for {len(chosen)} questions{causes_of(without)}{such_as}; "
-          f"{find} find what answers")  # fmt: skip
+    by_id = {question.id: question for question in chosen}
+    find = sum(get_found(taught, [by_id[episode.question_id] for episode in taught]))
+    made = f"{len(taught)} demonstrations by the teacher for {len(chosen)} questions{causes_of(without)}{such_as}"
+    print(f"{made}; {find:.0f} find what answers")
     return taught
 
 

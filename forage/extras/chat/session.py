@@ -92,20 +92,27 @@ class View(Observer):
     def finished(self, episode: Episode) -> None:
         """The answer with the passages that hold its words and the words that none holds, or why there is none."""
         if episode.stop == "answer":
-            hits = list(self.hits.values())
+            holding, notes = support(episode.answer, list(self.hits.values()), searched=bool(self.searches))
             self.console.print(Text("answer", style="bold green"))
             self.console.print(indented(shown(episode.answer)))
-            if holding := passages_with(episode.answer, hits):
+            if holding:
                 told = "share of the answer's words in a passage (even all of them don't make it right)"
                 self.console.print(Text(told, style="bold cyan"))
                 self.console.print(listed((f"{share:.0%}", hit, "") for hit, share in holding))
-            else:
-                self.console.print(Text(NONE_HOLDS if self.searches else NO_SEARCH, style="yellow"))
-            if hits and (missing := words_in_none(episode.answer, hits)):
-                self.console.print(in_line(f"in no passage that was found: {', '.join(missing)}", "yellow"))
+            for note in notes:
+                self.console.print(in_line(note, "yellow"))
         else:
             self.console.print(Text(f"no answer: {STOPS[episode.stop]}", style="yellow"))
         self.searches, self.hits = 0, {}
+
+
+def support(answer: str, hits: Sequence[Hit], *, searched: bool) -> tuple[list[tuple[Hit, float]], list[str]]:
+    """The passages that hold the answer's words, each with their share; and the doubts that the rest of them raise."""
+    holding = passages_with(answer, hits)
+    notes = [] if holding else [NONE_HOLDS if searched else NO_SEARCH]
+    if hits and (missing := words_in_none(answer, hits)):
+        notes.append(f"in no passage that was found: {', '.join(missing)}")
+    return holding, notes
 
 
 def passages_with(answer: str, hits: Sequence[Hit]) -> list[tuple[Hit, float]]:

@@ -19,15 +19,7 @@ from forage.agent.protocol import Protocol, Reading
 from forage.data.records import Question
 from forage.errors import UserError
 from forage.extras.chat.options import ChatOptions
-from forage.extras.chat.session import (
-    NO_SEARCH,
-    NONE_HOLDS,
-    open_agent,
-    passages_in,
-    passages_with,
-    store_of,
-    words_in_none,
-)
+from forage.extras.chat.session import open_agent, passages_in, store_of, support
 from forage.extras.serving.server import (
     App,
     BadRequest,
@@ -54,7 +46,7 @@ Event = dict[str, Any]
 
 @dataclass
 class Events(Observer):
-    """What happens in one episode, for the page."""
+    """Sends the page each event of one episode."""
 
     protocol: Protocol
     emit: Callable[[Event], None]
@@ -86,12 +78,10 @@ class Events(Observer):
         if episode.stop != "answer":
             self.emit({"no_answer": printable(episode.cause or STOPS[episode.stop])})
             return
-        hits = list(self.hits.values())
-        holding = [passage(hit, f"{share:.0%}") for hit, share in passages_with(episode.answer, hits)]
-        notes = [] if holding else [NONE_HOLDS if episode.searches else NO_SEARCH]
-        if hits and (missing := words_in_none(episode.answer, hits)):
-            notes.append(f"in no passage that was found: {printable(', '.join(missing))}")
-        self.emit({"answer": printable(episode.answer), "passages": holding, "notes": notes})
+        holding, notes = support(episode.answer, list(self.hits.values()), searched=bool(episode.searches))
+        passages = [passage(hit, f"{share:.0%}") for hit, share in holding]
+        notes = [printable(note) for note in notes]
+        self.emit({"answer": printable(episode.answer), "passages": passages, "notes": notes})
 
 
 def passage(hit: Hit, figure: str) -> Event:

@@ -55,26 +55,25 @@ class Headroom:
 
 
 def headroom(store: DocumentStore, passages: Passages, questions: Sequence[Question], mode: Mode) -> Headroom:
-    """What searches in this mode show of some of the questions."""
-    asked = some(questions)
-    first = store.search([question.question for question in asked], MORE * AgentSettings.k, mode)
+    """The shares that searches in this mode show of the questions."""
+    first = store.search([question.question for question in questions], MORE * AgentSettings.k, mode)
     names_in: dict[str, list[str]] = defaultdict(list)
     for mention in passages.mentions:
         names_in[mention.chunk.id].append(" ".join(mention.name))
     again = [
         (number, f"{name} {asked_of(question)}")
-        for number, (question, hits) in enumerate(zip(asked, first, strict=True))
+        for number, (question, hits) in enumerate(zip(questions, first, strict=True))
         for name in dict.fromkeys(
             name for hit in hits[: AgentSettings.k] for name in (hit.title, *names_in[hit.chunk_id])
         )
     ]
     second = store.search([query for _, query in again], AgentSettings.k, mode) if again else []
-    one = [answers(question, hits) for question, hits in zip(asked, first, strict=True)]
-    longer = [answers(question, hits, MORE) for question, hits in zip(asked, first, strict=True)]
+    one = [answers(question, hits) for question, hits in zip(questions, first, strict=True)]
+    longer = [answers(question, hits, MORE) for question, hits in zip(questions, first, strict=True)]
     either = one.copy()
     for (number, _), hits in zip(again, second, strict=True):
-        either[number] = either[number] or answers(asked[number], hits)
-    found = zip(asked, whole_documents(store, [question.question for question in asked], mode), strict=True)
+        either[number] = either[number] or answers(questions[number], hits)
+    found = zip(questions, whole_documents(store, [question.question for question in questions], mode), strict=True)
     whole = [answers(*each) for each in found]
     none = [not any(each) for each in zip(longer, either, whole, strict=True)]
     return Headroom(mode, *map(share, (one, longer, either, whole, none)))

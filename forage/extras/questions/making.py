@@ -180,7 +180,7 @@ def candidate_of(passage: Chunk, reply: str) -> Candidate:
 
 
 def texts_in(reply: str, *names: str) -> list[str]:
-    """What the first JSON object says under each name, if each is a text with a word in it; else none."""
+    """The texts that the first JSON object has under the names, if each has a word in it; else none."""
     for found in OBJECT.findall(THOUGHTS.sub("", reply)):
         try:
             value = json.loads(found)

@@ -30,7 +30,7 @@ Name = tuple[str, ...]
 Ranks = Callable[[Sequence[str]], Sequence[Sequence[str]]]
 """For each query, the ids of the FOUND best passages."""
 Describe = Callable[["Mention", str], str]
-"""What stands in for a name, in the question of this id; empty if nothing can."""
+"""The text that stands in for a name, in the question of this id; empty if none can."""
 
 
 @dataclass(frozen=True)

@@ -130,8 +130,9 @@ def siblings_of(episodes: Sequence[Episode], rewards_N: Floats) -> Iterator[tupl
     for depth in range(1, max(len(episode.turns) for episode in episodes)):
         below = grouped(
             (episode.ids[: episode.turns[depth].start], number)
-            for number, episode in enumerate(episodes) if len(episode.turns) > depth
-        )  # fmt: skip
+            for number, episode in enumerate(episodes)
+            if len(episode.turns) > depth
+        )
         nodes = [cut_after(episodes[numbers[0]], depth) for numbers in below.values()]
         yield nodes, np.array([rewards_N[numbers].mean() for numbers in below.values()])
 
