@@ -1,11 +1,12 @@
 """What reinforcement adds where an answer needs two documents: policies trained in several ways, beside controls.
 
-    python -m bench.controls --data runs/medquad/data --work runs/controls                 on the dev questions
-    python -m bench.controls --data runs/medquad/data --work runs/controls --held-out      when every choice is made
+    python -m bench.controls --data runs/medquad/data --work runs/controls                      on the dev questions
+    python -m bench.controls --data runs/medquad/data --work runs/controls --split held-out     when choices are made
+    python -m bench.controls --data runs/medquad/data --work runs/controls --split fresh        when nothing is left
 
 The questions need two documents (data_prep.py --second-hop 6 --eval-share 0.3). Each arm begins with the warm start of
 its seed, whose teacher knows no more than the policy: it shows that one searches again, for any phrase of the first
-passage. Choices are made on held-out questions that --held-out never measures.
+passage. The splits share no question: choices are made on dev ones, and fresh ones are seen last.
 
 Any step can be killed and run again. Measurements are kept in --rows, a line for each look at the questions, so the
 table can be printed without the policies, also on another machine. Prints Markdown.
@@ -23,11 +24,11 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cache, partial
-from itertools import product
+from itertools import accumulate, product
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -44,7 +45,7 @@ from forage.evaluation.setting import choose
 from forage.extras.questions.headroom import whole_documents
 from forage.extras.questions.two_documents import AROUND, Mention, Passages, says
 from forage.files import in_turn, make_folder, replacing_folder, write_jsonl
-from forage.metrics import bootstrapped, clear, reciprocal_rank, span, verdict
+from forage.metrics import bootstrapped, by_document, grouped, reciprocal_rank, shown, span, verdict
 from forage.policy.manifest import read_policy_manifest
 from forage.policy.policy import load_tokenizer
 from forage.runs.stats import NO_PHASES, read_stats
@@ -55,7 +56,7 @@ from forage.text import IDLE, one_line, words_of
 
 DEV_SEED = 20
 K, TOKENS, SHOWN = 3, 40, 300  # passages of a search, and tokens of each; characters of a cell
-PLAYED, DEV = 300, 100  # held-out questions that are measured, and others that choices are made on
+SPLITS = {"held-out": 300, "dev": 100, "fresh": 1000}  # questions of each, drawn one after another
 WORDS = 6  # of a description
 RAW, TITLE, NAME = "the question", "the first title found", "the name that is to be read"
 SEE, PHRASE = 'what follows "see" in what is shown first', "a phrase at random of what is shown first"
@@ -63,8 +64,10 @@ READ, READ_ALL = "the rarest two words of what is shown first", "the rarest two 
 LISTED = "the name nearest to the description, by a list of all titles"
 WARM, IMITATION, RULE, TOLD = "warm start", "imitation of the same", "imitation of the rule", "imitation of the name"
 EXPERT, GRPO, LONG, BY_WORDS = "expert iteration", "GRPO", "GRPO, 150 steps", "GRPO, credit by words"
+LONG_EXPERT = "expert iteration, 150 steps"
 READS, EXPERT_READS = "GRPO after the rule", "expert iteration after the rule"
-BEST, RIVALS = "best@10", (SEE, PHRASE, READ, LISTED, NAME)
+ALL = -1  # seeds, together
+BEST, DOCUMENT, RIVALS = "best@10", "document", (SEE, PHRASE, READ, LISTED, NAME)
 LEARNT = {"entropy": "entropy, nats a token", "likelihood_gain": "log-likelihood of what was rewarded, moved"}
 MEASURES = {"best@10": "best search's MRR@10", "found": "answer shown", "named": "says the name"}
 AGENT = (
@@ -92,7 +95,7 @@ class Arm:
         return self.script == "grpo_train"
 
 
-# What follows the warm start takes about as long whichever it is, but for LONG.
+# What follows the warm start takes about as long whichever it is, but for the two of 150 steps.
 ARMS: Mapping[str, Arm] = {
     WARM: Arm("", "sft_train", (
         *AGENT, *SHOWING, "--blind", "names", "--phrases", "6", "--num-demonstrations", "150", "--max-steps", "36")),
@@ -103,6 +106,8 @@ ARMS: Mapping[str, Arm] = {
     EXPERT: Arm(WARM, "grpo_train", (*TRAINED, *FEW, "--advantage", "best")),
     GRPO: Arm(WARM, "grpo_train", (*TRAINED, *FEW, "--advantage", "reinforce++")),
     LONG: Arm(WARM, "grpo_train", (*TRAINED, *FEW, "--advantage", "reinforce++", "--max-steps", "150")),
+    LONG_EXPERT: Arm(WARM, "grpo_train", (
+        *TRAINED, *FEW, "--advantage", "best", "--max-steps", "150", "--learning-rate", "1e-4")),
     EXPERT_READS: Arm(RULE, "grpo_train", (*TRAINED, *MANY, "--advantage", "best")),
     READS: Arm(RULE, "grpo_train", (*TRAINED, *MANY, "--advantage", "reinforce++")),
     BY_WORDS: Arm(WARM, "grpo_train", (*TRAINED, *FEW, "--advantage", "reinforce++", "--credit", "words")),
@@ -124,8 +129,8 @@ class Options:
     """Train and measure only these arms; left out: all."""
     seeds: tuple[int, ...] = (1, 2, 3)
     """Seeds of what is trained: each has a warm start of its own."""
-    held_out: bool = False
-    """Measure on held-out questions instead of dev ones."""
+    split: Literal["dev", "held-out", "fresh"] = "dev"
+    """Questions to measure on."""
     curves: Path | None = None
     """Picture to draw of GRPO's runs, step by step; nothing is measured."""
     measured: bool = False
@@ -158,10 +163,6 @@ class Options:
         return Protocol.playing(load_tokenizer(base), self.settings)
 
     @property
-    def split(self) -> str:
-        return "held-out" if self.held_out else "dev"
-
-    @property
     def train_data(self) -> Path:
         """The training questions; its eval.jsonl has the dev ones."""
         return self.work / "dev"
@@ -183,7 +184,7 @@ class Row:
     questions: str
     """Digest of the questions' ids."""
     measures: dict[str, list[float]]
-    """By question."""
+    """By question, and which document answers it."""
     well_formed: float = 1.0
     tokens: int = 0
     """Tokens of the policy that training learnt from, those of the arms it starts from included."""
@@ -265,7 +266,7 @@ def prepare(options: Options) -> None:
     make_folder(options.work)
     with in_turn(options.work / ".prepare.lock"):
         source = options.data / f"second_hop_{WORDS}"
-        for split, count, skipped in (("dev", DEV, PLAYED), ("held-out", PLAYED, 0)):
+        for (split, count), skipped in zip(SPLITS.items(), accumulate(SPLITS.values(), initial=0), strict=False):
             if not (options.work / split).exists():
                 with replacing_folder(options.work / split) as folder:
                     write_jsonl(folder / "train.jsonl", read_answerable(source / "train.jsonl"))
@@ -295,7 +296,9 @@ def measures_by(
 ) -> dict[str, list[float]]:
     """Each measure by question, of what each of its searches found; the first K of each were shown."""
     measures = defaultdict[str, list[float]](list)
+    number = {document: float(n) for n, document in enumerate(dict.fromkeys(q.document for q in questions))}
     for question, several, found in zip(questions, queries, hits, strict=True):
+        measures[DOCUMENT].append(number[question.document])
         ids = [[hit.chunk_id for hit in hits] for hits in found]
         ranks = [reciprocal_rank(each, question.relevant_chunk_ids) for each in ids]
         shown = {chunk for each in ids for chunk in each[:K]}
@@ -327,7 +330,7 @@ def by_rm3(options: Options, questions: Sequence[Question]) -> list[list[str]]:
     """Its settings are chosen on the dev questions, or on training questions where there are none."""
     store = store_of(options.data / "store")
     asked = read_answerable(options.data / "train.jsonl" if options.rules else options.train_data / "eval.jsonl")
-    dev = choose(asked, DEV, DEV_SEED)
+    dev = choose(asked, SPLITS["dev"], DEV_SEED)
 
     def search(texts: Sequence[str]) -> list[list[str]]:
         hits_of = found_by(options, texts)
@@ -522,11 +525,13 @@ def table(rows: Sequence[Row], questions: int, split: str) -> str:
     rivals = [f"over {name}" for name in (WARM, EXPERT, *RIVALS)]
     head = ["", "seed", *MEASURES.values(), *rivals, "format", "tokens", "minutes"]
     lines = [f"{questions} {split} questions:", "", f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
+    of_arm = grouped((row.arm, row) for row in rows)
+    rows = [row for own in of_arm.values() for row in (*own, *([together(own)] if len(own) > 1 else ()))]
     for row in rows:
         same = {other.arm: other for other in rows if other.seed == row.seed}
         others = [same.get(WARM), same.get(EXPERT), *map(untrained.get, RIVALS)]
         cells = [
-            row.arm, f"{row.seed or ''}",
+            row.arm, "all" if row.seed == ALL else f"{row.seed or ''}",
             *(f"{np.mean(row.measures[name]):.3f}" if name in row.measures else "" for name in MEASURES),
             *(over(row, other) if row.seed and other and other.arm != row.arm else "" for other in others),
             *((f"{row.well_formed:.3f}", f"{row.tokens:,}", f"{row.minutes:.0f}") if row.seed else ("", "", "")),
@@ -535,11 +540,19 @@ def table(rows: Sequence[Row], questions: int, split: str) -> str:
     return "\n".join(lines)
 
 
+def together(rows: Sequence[Row]) -> Row:
+    """An arm's seeds as one: the means of each question."""
+    means = {name: np.mean([row.measures[name] for row in rows], axis=0).tolist() for name in rows[0].measures}
+    formed, tokens, minutes = np.mean([(row.well_formed, row.tokens, row.minutes) for row in rows], axis=0).tolist()
+    return replace(rows[0], seed=ALL, measures=means, well_formed=formed, tokens=round(tokens), minutes=minutes)
+
+
 def over(row: Row, other: Row) -> str:
-    """The paired difference with its interval; bold where that excludes zero."""
+    """The paired difference with its interval, for which documents are drawn; bold where that excludes zero."""
     first, second = (np.array(each.measures[BEST]) for each in (row, other))
-    found = bootstrapped((first - second).tolist())
-    mean = f"**{found['mean']:+.3f}**" if clear(found) else f"{found['mean']:+.3f}"
+    gains = by_document((first - second).tolist(), [*map(str, row.measures[DOCUMENT])])
+    found = bootstrapped(gains)
+    mean = f"**{found['mean']:+.3f}**" if shown(found, gains) else f"{found['mean']:+.3f}"
     return f"{mean} ({span(found)})"
 
 

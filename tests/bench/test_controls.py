@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from bench import controls
-from bench.controls import AGENT, EXPERT, GRPO, NAME, READ, WARM, Options, Row, kept, measured, prepare, table
+from bench.controls import AGENT, DOCUMENT, EXPERT, GRPO, NAME, READ, WARM, Options, Row, kept, measured, prepare, table
 from forage.agent.options import SearchOptions
 from forage.agent.searcher import searching
 from forage.arguments import parse
@@ -18,7 +18,8 @@ from tests.refusals import refused
 
 
 def row(arm, seed, ranks, **more):
-    measures = {"best@10": list(ranks), "found": list(ranks), "named": list(ranks)}
+    """Of twelve questions, each of a document of its own, whose ranks are these three times."""
+    measures = dict.fromkeys(("best@10", "found", "named"), ranks * 3) | {DOCUMENT: [*range(12)]}
     return Row("dev", "2026-11-28", arm, seed, "", measures, **more)
 
 
@@ -31,30 +32,39 @@ def test_the_table_pairs_each_arm_with_those_of_its_seed():
         row(GRPO, 2, [1, 1, 1, 1], tokens=99, minutes=7.0),
         row(GRPO, 3, [1, 1, 1, 1]),  # nothing else of its seed was played
     ]
-    lines = table(rows, 4, "dev").splitlines()
+    lines = table(rows, 12, "dev").splitlines()
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[4:]]
     head = [cell.strip() for cell in lines[2].strip("|").split("|")]
     warm, expert, read, name = (head.index(f"over {each}") for each in (WARM, EXPERT, READ, NAME))
-    # Of four draws with repeats all may be 0, so a mean of .5 of 0, 1, 0, 1 is not clear of zero, but .75 is.
-    assert cells[4][expert] == "+0.500 (0.000 to 1.000)"
-    assert cells[4][warm] == "**+1.000** (1.000 to 1.000)"  # the warm start of its own seed
-    assert (cells[4][read][:10], cells[4][name]) == ("**+0.750**", "")
-    assert (cells[5][warm], cells[5][expert]) == ("", "")
+    assert cells[5][expert] == "**+0.500** (0.250 to 0.750)"
+    assert cells[5][warm] == "**+1.000** (1.000 to 1.000)"  # the warm start of its own seed
+    assert (cells[5][read], cells[5][name]) == ("+0.750 (0.500 to 1.000)", "")  # the three losses may be by chance
+    assert (cells[6][warm], cells[6][expert]) == ("", "")
+    assert [line[:2] for line in cells[3::4]] == [[WARM, "all"], [GRPO, "all"]]
+    assert cells[7][head.index("tokens")] == "50"  # of 99 and 0, on average
+    assert cells[7][warm][:6] == "+0.875"
+
+
+def test_differences_are_of_documents_where_several_questions_share_one():
+    rows = [row(WARM, 1, [0, 0, 0, 0]), row(GRPO, 1, [1, 1, 1, 1])]
+    for each in rows:
+        each.measures[DOCUMENT] = [0, 0, 1, 1] * 3  # two documents, whose gains agree by chance once in two times
+    assert "| +1.000 (1.000 to 1.000) |" in table(rows, 12, "dev")
 
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
-    """Diseases, each with a passage that says the next one's name; 1,400 questions, 40 of them to train on."""
+    """Diseases, each with a passage that says the next one's name; 1,440 questions, 40 of them to train on."""
     folder = tmp_path_factory.mktemp("medicine")
     documents = [
         Document(f"{n}", f"Disease x{n}", f"Rest mends number {n}, and ice; unlike disease x{n + 1} it passes quickly.")
-        for n in range(1400)
+        for n in range(1440)
     ]
     questions = [
         Question(
             f"q{n}", f"passes quickly x{n - 1}: What mends this?", "Rest.", "", f"Disease x{n}", (f"{n}",), (f"{n}#0",)
         )
-        for n in range(1400)
+        for n in range(1440)
     ]
     plain_store(folder / "store", documents)
     write_jsonl(folder / "second_hop_6" / "train.jsonl", questions[:40])
@@ -86,9 +96,11 @@ def test_controls_search_as_the_agent_does(options):
 
 def test_what_is_measured_at_the_end_is_drawn_apart_from_what_choices_are_made_on(options):
     prepare(options)
-    dev, held_out = ({q.id for q in read_questions(options.work / name / "eval.jsonl")} for name in ("dev", "held-out"))
-    assert (len(dev), len(held_out)) == (controls.DEV, controls.PLAYED)
+    names = ("dev", "held-out", "fresh")
+    dev, held_out, fresh = ({q.id for q in read_questions(options.work / name / "eval.jsonl")} for name in names)
+    assert (len(dev), len(held_out), len(fresh)) == (100, 300, 1000)
     assert not dev & held_out
+    assert not fresh & (dev | held_out)
     assert {q.id for q in read_questions(options.work / "dev" / "train.jsonl")} == {f"q{n}" for n in range(40)}
 
 
@@ -108,7 +120,7 @@ def test_a_row_is_measured_once_and_only_of_the_same_questions(options):
     asked = [Question("q", "What?", "That.")]
     made = kept(options, asked, "GRPO", 1, lambda _: {"measures": {"mrr@10": [1.0]}, "tokens": 7})
     assert kept(options, asked, "GRPO", 1, lambda _: pytest.fail("it is there")) == made
-    kept(replace(options, held_out=True), asked, "GRPO", 1, lambda _: {"measures": {}})
+    kept(replace(options, split="held-out"), asked, "GRPO", 1, lambda _: {"measures": {}})
     kept(options, asked, "GRPO", 2, lambda _: {"measures": {}})
     rows = [json.loads(line) for line in options.rows.read_text().splitlines()]
     assert [(row["split"], row["seed"]) for row in rows] == [("dev", 1), ("held-out", 1), ("dev", 2)]
