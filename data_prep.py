@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -135,30 +135,29 @@ def write(source: Source, options: Options) -> None:
     drop_questions(out)
     store = build_store(out / "store", source.documents, options.store)
     passages = Passages(store.chunks)
-    train, held_out = source.split(store, passages)
+    asked = train, held_out = source.split(store, passages)
     export_rewriter_data(out / "rewriter", store.chunks, train, held_out)
     write_jsonl(out / "train.jsonl", train)
-    linked = {}
+    linked, where = {}, out
     for words in options.making.second_hop:
-        folder = out / f"{SECOND_HOP}_{words}"
-        linked[f"questions for two searches, {folder.name}"] = write_linked(
-            folder, passages, store, (train, held_out), words, options
-        )
+        where = out / f"{SECOND_HOP}_{words}"
+        told_of, asked = write_linked(where, passages, store, (train, held_out), words, options)
+        linked[f"questions for two searches, {where.name}"] = told_of
     write_jsonl(out / "eval.jsonl", held_out)
     rows = source.told | {
         "documents": f"{len(source.documents):,}" + _causes(Counter(d.source for d in source.documents)),
         "chunks": f"{len(store.chunks):,} (embedded now: {store.embedded:,})",
         "training questions": f"{len(train):,}",
         "eval questions": f"{len(held_out):,}",
-        **({} if store.options.retriever else told(store, passages, train, held_out, str(out))),
         **linked,
+        **({} if store.options.retriever else told(store, passages, *asked, str(where))),
     }
     print("\n".join(f"{what:46} {count}" for what, count in rows.items()))
 
 
 def write_linked(
     folder: Path, passages: Passages, store: DocumentStore, split: Split, words: int, options: Options
-) -> str:
+) -> tuple[str, Split]:
     """Write questions that need two documents into a folder of their own, with the same store; what is told of it."""
     from forage.extras.questions.headroom import attacks, modes_of
     from forage.extras.questions.making import described
@@ -176,18 +175,18 @@ def write_linked(
         link(passages, side, mentions, describe, ranks, options.seed)
         for side, mentions in zip(split, apart, strict=True)
     ]
-    both = {question.id for question in shared(made[0].kept, made[1].kept)}  # of few words, two may be the same
-    made[0] = replace(made[0], kept=[question for question in made[0].kept if question.id not in both])
+    train, held_out = (side.kept for side in made)
+    both = {question.id for question in shared(train, held_out)}  # of few words, two may be the same
+    train = [question for question in train if question.id not in both]
     folder.mkdir(exist_ok=True)
     dropped = [(cause, question) for side in made for question, cause in side.dropped]
-    for name, side in zip(("train", "eval"), made, strict=True):
-        write_jsonl(folder / f"{name}.jsonl", side.kept)
+    write_jsonl(folder / "train.jsonl", train)
+    write_jsonl(folder / "eval.jsonl", held_out)
     write_jsonl(folder / LEFT_OUT, ({"cause": cause, **asdict(question)} for cause, question in dropped))
     if not (folder / "store").is_symlink():
         (folder / "store").symlink_to(Path("..") / "store")
-    return f"{len(made[0].kept):,} to train on, {len(made[1].kept):,} held out{attacks(store, made[1])}" + _causes(
-        Counter(cause for cause, _ in dropped)
-    )
+    causes = _causes(Counter(cause for cause, _ in dropped))
+    return f"{len(train):,} to train on, {len(held_out):,} held out{attacks(store, made[1])}{causes}", (train, held_out)
 
 
 def rows_and_pages(options: Options) -> Source:

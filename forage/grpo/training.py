@@ -138,6 +138,7 @@ def evaluate(run: Run, play: Play) -> None:
         return
     plan = plan_evaluation(run)
     first_alone(write_plan, options.run_dir, plan)
+    first_alone(say, f"v{run.step:06d} plays {len(plan.questions)} held-out questions")
     with run.phases("evaluation"):
         episodes = play.play(plan, run.phases)
         first_alone(refuse_foreign, run, plan, episodes)
@@ -156,7 +157,7 @@ def note_evaluation(run: Run, plan: Plan, episodes: Sequence[Episode]) -> None:
     having = Counter(name for episode in episodes for name in episode.rewards)  # a judge may be at its bound
     partly = {name: f" ({count} of them)" for name, count in having.items() if count < len(episodes)}
     means = ", ".join(f"{name} {of['mean']:.3f}{partly.get(name, '')}" for name, of in known[run.step].items())
-    print(f"v{run.step:06d} on {len(episodes)} held-out questions: {means}", flush=True)
+    say(f"v{run.step:06d} on {len(episodes)} held-out questions: {means}")
 
 
 def open_learner(options: TrainOptions, policy_manifest: PolicyManifest, start: Path) -> Learner:
@@ -174,7 +175,7 @@ def open_learner(options: TrainOptions, policy_manifest: PolicyManifest, start: 
         if shared_out else Learner(policy)
     )  # fmt: skip
     if isinstance(learner, ShardedLearner) and is_first():
-        print(f"training by {learner.strategy.title}, processes: {world()}", flush=True)
+        say(f"training by {learner.strategy.title}, processes: {world()}")
     if options.update.loss.beta:
         learner.keep_reference(start)
     return learner

@@ -215,9 +215,12 @@ class Rollout:
             )
         store = self.searcher.store
         there = store.chunk_by_id.keys() if isinstance(store, DocumentStore) else set()  # a server doesn't list them
-        lost = [q.id for q in questions if there and q.relevant_chunk_ids and there.isdisjoint(q.relevant_chunk_ids)]
+        lost = [q for q in questions if there and q.relevant_chunk_ids and there.isdisjoint(q.relevant_chunk_ids)]
         if lost:
-            say(f"{store.path} lacks what answers {len(lost)} of {len(questions)} questions, such as {lost[0]}")
+            say(
+                f"{store.path} lacks what answers {len(lost)} of {len(questions)} questions, such as {lost[0].id} "
+                f"({lost[0].relevant_chunk_ids[0]})"
+            )
 
     def reward_trial(self, question: Question) -> Episode:
         """The second of two made-up episodes, in which everything happens; nothing does in the first."""

@@ -393,11 +393,11 @@ def print_step(history: Sequence[StepStats], last: int, sampled: str = "") -> No
 
 
 def parts_of_line(history: Sequence[StepStats], last: int, sampled: str) -> Iterator[str]:
-    """Example: step 12 of 500, sampled at T 1: overall 0.512, mrr 0.400; 34 s (rollout 20, backward 9); 4 h 35 min
+    """Example: step 12, 13 of 500, sampled at T 1: overall 0.512, mrr 0.400; 34 s (rollout 20, backward 9); 4 h 35 min
     left."""
     stats = history[-1]
     rewards = ", ".join(f"{name} {summary['mean']:.3f}" for name, summary in stats.summary.items())
-    yield f"step {stats.step} of {last}{sampled}: {rewards}"
+    yield f"step {stats.step}, {stats.step + 1} of {last}{sampled}: {rewards}"
     if stats.seconds:
         phases_s = {name: seconds for name, seconds in stats.seconds.items() if name not in NO_PHASES}
         longest = sorted(phases_s.items(), key=lambda item: -item[1])[:3]

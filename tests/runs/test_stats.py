@@ -9,6 +9,7 @@ import pytest
 from forage.runs.stats import (
     Phases,
     advice,
+    print_step,
     read_stats,
     reproducible,
     seconds_left,
@@ -52,6 +53,12 @@ def test_a_file_is_a_line_a_field_and_comes_back(tmp_path):
     )
     assert row["summary"]["overall"]["mean"] == 0.625
     assert row["measured"] == {"seconds": {"rollout": 20.5, "step": 31.0}, "memory_gib": 1.5}
+
+
+def test_a_steps_line_has_its_number_and_how_many_there_are(capsys):
+    print_step([STATS], 9, ", sampled")
+    line = capsys.readouterr().out
+    assert line.startswith("step 7, 8 of 9, sampled: overall 0.625, mrr 0.500; 31 s (rollout 20"), line
 
 
 def test_who_played_comes_back_and_is_measured(tmp_path):

@@ -239,4 +239,4 @@ def test_passages_that_the_store_has_lost_are_counted(rollout, tmp_path, capsys)
     asked = [replace(QUESTION, id=name, relevant_chunk_ids=ids) for name, ids in (("q", ("a#0",)), ("lost", ("b#0",)))]
     by_id, searcher = {"train": {each.id: each for each in asked}}, Searcher(lambda: store, AgentSettings())
     Rollout(rollout.options, rollout.engine, rollout.protocol, searcher, {"format": get_format_reward}, by_id)
-    assert f"{store.path} lacks what answers 1 of 2 questions, such as lost" in capsys.readouterr().out
+    assert f"{store.path} lacks what answers 1 of 2 questions, such as lost (b#0)" in capsys.readouterr().out

@@ -67,12 +67,13 @@ def headroom(store: DocumentStore, passages: Passages, questions: Sequence[Quest
             name for hit in hits[: AgentSettings.k] for name in (hit.title, *names_in[hit.chunk_id])
         )
     ]
-    second = store.search([query for _, query in again], AgentSettings.k, mode) if again else []
+    distinct = list(dict.fromkeys(query for _, query in again))
+    second = dict(zip(distinct, store.search(distinct, AgentSettings.k, mode) if distinct else [], strict=True))
     one = [answers(question, hits) for question, hits in zip(questions, first, strict=True)]
     longer = [answers(question, hits, MORE) for question, hits in zip(questions, first, strict=True)]
     either = one.copy()
-    for (number, _), hits in zip(again, second, strict=True):
-        either[number] = either[number] or answers(questions[number], hits)
+    for number, query in again:
+        either[number] = either[number] or answers(questions[number], second[query])
     found = zip(questions, whole_documents(store, [question.question for question in questions], mode), strict=True)
     whole = [answers(*each) for each in found]
     none = [not any(each) for each in zip(longer, either, whole, strict=True)]
@@ -134,17 +135,14 @@ def telling(question: Question, chunks: Mapping[str, Chunk]) -> Question:
 
 
 def attacks(store: DocumentStore, made: Linked) -> str:
-    """What finds the answers to questions that need two documents without reading, in words."""
+    """What second searches find the answers to questions that need two documents, in words, beside headroom's."""
     asked, mode = some(made.kept), modes_of(store)[-1]
     if not asked:
         return ""
-    questions = [question.question for question in asked]
-    first = store.search(questions, AgentSettings.k, mode)
+    first = store.search([question.question for question in asked], 1, mode)
     titles = [f"{hits[0].title} {asked_of(q)}" if hits else "" for q, hits in zip(asked, first, strict=True)]
     names = [f"{asked_of(question)} {question.focus}" for question in asked]
     ways = {
-        "one search": first,
-        "whole documents": whole_documents(store, questions, mode),
         "the first title": store.search(titles, AgentSettings.k, mode),
         "the name that is to be read": store.search(names, AgentSettings.k, mode),
     }
@@ -232,4 +230,4 @@ def told(
     cut = None if seen is None else 1 - seen
     if cut is not None:
         lines["answers of which a passage shows less than most"] = f"{cut:.0%}"
-    return lines | {"so": advice(max(found, key=lambda each: each.one), cut, len(held_out), data)}
+    return lines | {"so": advice(max(found, key=lambda each: (each.one, each.second)), cut, len(held_out), data)}
