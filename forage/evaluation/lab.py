@@ -46,7 +46,7 @@ from forage.metrics import FEWEST, Interval, bootstrapped, figure, needed, shown
 from forage.text import IDLE, say, words_of
 
 SCHEMA = 1
-ASIS, RAG = "single", "plain_rag"
+ASIS, RAG, OTHERS = "single", "plain_rag", "others_found"
 ANSWERS = ("answer_similarity", "token_f1")  # the first that there is judges the answers
 BY_CLASS = ("mrr", *ANSWERS, "telling_words", "groundedness")
 SAME = 0.02  # a difference whose interval lies within it makes none
@@ -63,6 +63,7 @@ Arrays = Mapping[str, Mapping[str, Floats]]
 def lab(setting: Setting, systems: Sequence[SystemScores]) -> None:
     """Write lab.md and lab.json of what was played and measured, and print the verdicts."""
     out, questions, path = setting.options.output_dir, setting.questions, questions_file(setting.options)
+    texts = {name: f"{chunk.title} {chunk.text}" for name, chunk in setting.chunks.items()}
     titles = {name: chunk.title for name, chunk in setting.chunks.items()}
     kinds = classes_of(questions, searching(setting.store, setting.agent), titles)
     lost = sum(not question.relevant_chunk_ids for question in read_questions(path))
@@ -71,10 +72,10 @@ def lab(setting: Setting, systems: Sequence[SystemScores]) -> None:
     for policy in [policy for policy in setting.policies if policy.name in played]:
         own = comparable([system for system in systems if system.policy == policy.name])
         rows, arrays = summary(own), {system.system: system.arrays for system in own}
-        outcomes = log_of(policy, ASIS, setting.options).results()
-        episodes = [outcomes[question.id].episode for question in questions]
-        again = second_searches(episodes, questions, titles)
-        verdicts[policy.name] = [*verdict_on(policy.name, arrays, episodes), on_second_searches(again)]
+        logs = [log_of(policy, system, setting.options).results() for system in (ASIS, OTHERS)]
+        episodes, misled = ([log[question.id].episode for question in questions] for log in logs)
+        again = [second_searches(each, questions, texts) for each in (episodes, misled)]
+        verdicts[policy.name] = [*verdict_on(policy.name, arrays, episodes), on_second_searches(*again)]
         tables += tables_of(rows, f"{policy.name} on {len(questions)} questions of {path}")
         shown = [name for name in BY_CLASS if name in rows[0]["metrics"]]
         by_class += class_rows(policy.name, {name: arrays[ASIS][name] for name in shown}, kinds)
@@ -205,7 +206,7 @@ def verdict_on(policy: str, arrays: Arrays, episodes: Sequence[Episode]) -> list
         return [f"{policy}: {searched}; it gives no answers, or none has a reference, so they show nothing.", last]
     others, without, first, *memory = (
         change(arrays, name, names[0])
-        for name in ("others_found", "right_left_out", "right_first", "nothing_found", "no_retrieval")
+        for name in (OTHERS, "right_left_out", "right_first", "nothing_found", "no_retrieval")
     )
     # Who finds nothing may search on and never answer; who is told not to search does.
     nothing = max(memory, key=lambda each: each.after)
@@ -252,17 +253,17 @@ class SecondSearches:
     episodes: int = 0
     again: int = 0
     """They search again once something was found."""
-    named: int = 0
-    """Then name what was found: a word of a title that neither the question nor an earlier query has."""
+    read: int = 0
+    """Then add only words of what was found, one or more, that neither the question nor an earlier query has."""
     found: int = 0
     """Only then find a passage that answers."""
 
 
 def second_searches(
-    episodes: Sequence[Episode], questions: Sequence[Question], titles: Mapping[str, str]
+    episodes: Sequence[Episode], questions: Sequence[Question], texts: Mapping[str, str]
 ) -> SecondSearches:
-    """Example: to "What mends the disease of the big toe?", a search that finds a passage titled Gout, then one for
-    "gout treatment"."""
+    """Example: to "What mends the disease of the big toe?", a search that finds a passage that says "gout", then one
+    for "gout mends"."""
     counts = SecondSearches(len(episodes))
     for episode, question in zip(episodes, questions, strict=True):
         first = [search for search in episode.searches if search.turn == episode.searches[0].turn and search.hits]
@@ -271,9 +272,10 @@ def second_searches(
             continue
         right = set(question.relevant_chunk_ids)
         said = {*words_of(question.question), *words_in(search.query for search in first), *IDLE}
-        shown = words_in(titles.get(name, "") for search in first for name in search.hits)
+        shown = words_in(texts.get(name, "") for search in first for name in search.hits)
+        added = words_in(search.query for search in later) - said
         counts.again += 1
-        counts.named += bool(words_in(search.query for search in later) & shown - said)
+        counts.read += bool(added) and added <= shown
         at_once = any(right.intersection(search.hits) for search in first)
         counts.found += not at_once and any(right.intersection(search.hits) for search in later)
     return counts
@@ -283,11 +285,13 @@ def words_in(texts: Iterable[str]) -> set[str]:
     return {word for text in texts for word in words_of(text)}
 
 
-def on_second_searches(counts: SecondSearches) -> str:
+def on_second_searches(counts: SecondSearches, misled: SecondSearches) -> str:
+    """`misled`: where another question's passages were found."""
     if not counts.again:
         return "Once something was found, it never searches again."
     return (
         f"In {counts.again} of {counts.episodes} episodes it searches again once something was found. Of these second "
-        f"searches {counts.named} name what the first found (a word of its titles that the question lacks), and "
-        f"{counts.found} find a passage that answers where the first found none."
+        f"searches {counts.found} find a passage that answers where the first found none, and {counts.read} add only "
+        f"words of what the first found; with another question's passages {misled.read} of {misled.again} add only "
+        "words of those."
     )

@@ -93,20 +93,21 @@ def test_what_the_changes_come_to(nothing, others, without, words):
 
 
 def test_second_searches_by_hand():
-    titles = {"a": "Gout of the toe", "b": "Rye", "c": "Sea"}
+    texts = {"a": "Gout of the toe", "b": "Rye", "c": "Sea"}
     question = Question("q", "What mends the toe?", "", relevant_chunk_ids=("c",))
     episodes = [
         [],
         [Search(0, "toe", ("a",)), Search(0, "gout", ("c",))],  # at once
-        [Search(0, "toe", ("a",)), Search(1, "gout", ("c",))],  # names it, and finds
-        [Search(0, "toe", ("a",)), Search(1, "toe of the", ("c",))],  # names only what the question has; finds
-        [Search(0, "gout", ("a",)), Search(1, "gout rye", ("b",))],  # a word of its own first query
+        [Search(0, "toe", ("a",)), Search(1, "gout", ("c",))],  # says what it read, and finds
+        [Search(0, "toe", ("a",)), Search(1, "toe of the", ("c",))],  # adds nothing to what the question has; finds
+        [Search(0, "gout", ("a",)), Search(1, "gout rye", ("b",))],  # a word of its own first query, and one unread
+        [Search(0, "toe", ("a",)), Search(1, "gout rye", ("b",))],  # one that it read, and one that it did not
         [Search(0, "gout", ("a", "c")), Search(1, "sea", ("c",))],  # found already
         [Search(0, "toe", ()), Search(1, "gout", ("c",))],  # nothing was found at first
     ]
     played = [replace(EPISODE, searches=tuple(searches)) for searches in episodes]
-    counts = lab.second_searches(played, [question] * len(played), titles)
-    assert counts == lab.SecondSearches(episodes=7, again=4, named=2, found=2)
+    counts = lab.second_searches(played, [question] * len(played), texts)
+    assert counts == lab.SecondSearches(episodes=8, again=5, read=2, found=2)
 
 
 # Two policies that search alike: one copies the first passage that it reads, the other says what it remembers.
