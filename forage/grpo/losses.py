@@ -88,6 +88,8 @@ def advantages(rewards_N: Numbers, groups_N: Collection[Hashable], method: str =
                  easy question would look like a good episode
     best         0, 0, 1, 0: 1 for the first of the best and 0 for all others, so that a step imitates the best samples
                  and learns nothing from the rest: RAFT, https://arxiv.org/abs/2304.06767, or expert iteration
+    maxrl        -1, -1, 1, 1: minus the mean, divided by it, for rewards of 0 or 1: the gradient of the log chance to
+                 succeed, so that a rare success counts more, https://arxiv.org/abs/2602.02710
     module:name  a function of your own, as those of ADVANTAGES
 
     A group whose rewards are all equal, such as a group of one, gives exactly 0, whatever rounding does to its mean.
@@ -145,6 +147,15 @@ def first_best(differences_N: Tensor, groups: Groups) -> Tensor:
     return chosen_N
 
 
+def by_success(differences_N: Tensor, groups: Groups) -> Tensor:
+    lowest_G = torch.zeros_like(groups.sizes_G).scatter_reduce(0, groups.number_N, differences_N, "amin")
+    means_N = -lowest_G[groups.number_N]
+    rewards_N = differences_N + means_N
+    if (rewards_N * (1 - rewards_N)).abs().amax() > 1e-6:
+        raise UserError("--advantage maxrl takes rewards of 0 or 1 alone, such as --weights found=1")
+    return differences_N / means_N
+
+
 # Each turns the episodes' rewards minus their group's mean into advantages; what it makes of equal ones isn't used.
 Advantage = Callable[[Tensor, Groups], Tensor]
 ADVANTAGES: dict[str, Advantage] = {  # --advantage lists them in options.py
@@ -153,6 +164,7 @@ ADVANTAGES: dict[str, Advantage] = {  # --advantage lists them in options.py
     "rloo": by_others,
     "reinforce++": by_batch_deviation,
     "best": first_best,
+    "maxrl": by_success,
 }
 
 
@@ -331,8 +343,16 @@ def cispo(tokens: LossTokens, options: LossOptions) -> PolicyTerms:
     return PolicyTerms(terms_BT, ratio_BT, ratio_BT < low, ratio_BT > high)
 
 
+def dppo(tokens: LossTokens, options: LossOptions) -> PolicyTerms:
+    moved_BT = (tokens.logprobs_BT.exp() - tokens.old_BT.exp()).detach()
+    low_BT = (moved_BT < -options.clip_low) & (tokens.advantages_BT < 0)
+    high_BT = (moved_BT > options.clip_high) & (tokens.advantages_BT > 0)
+    terms_BT = -(tokens.ratio_BT * tokens.advantages_BT).masked_fill(low_BT | high_BT, 0)
+    return PolicyTerms(terms_BT, tokens.ratio_BT, low_BT, high_BT)
+
+
 Loss = Callable[[LossTokens, LossOptions], PolicyTerms]
-LOSSES: dict[str, Loss] = {"clip": clip, "gspo": gspo, "cispo": cispo}  # --loss lists them in options.py
+LOSSES: dict[str, Loss] = {"clip": clip, "gspo": gspo, "cispo": cispo, "dppo": dppo}  # --loss lists them in options.py
 
 
 def loss_named(name: str) -> Loss:

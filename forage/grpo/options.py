@@ -16,8 +16,8 @@ from forage.processes import Offload, Sharding, check_sharding, world
 from forage.rollout.options import RolloutOptions
 from forage.runs.trackers import Choice
 
-LossName = Annotated[Literal["clip", "gspo", "cispo"] | str, TRUST]  # keys of LOSSES, or module:name
-AdvantageName = Annotated[Literal["grpo", "dr_grpo", "rloo", "reinforce++", "best"] | str, TRUST]  # of ADVANTAGES
+LossName = Annotated[Literal["clip", "gspo", "cispo", "dppo"] | str, TRUST]  # keys of LOSSES, or module:name
+AdvantageName = Annotated[Literal["grpo", "dr_grpo", "rloo", "reinforce++", "best", "maxrl"] | str, TRUST]
 
 
 @dataclass(frozen=True)
@@ -27,9 +27,12 @@ class LossOptions:
     loss: LossName = "clip"
     """clip: PPO's clipped ratio per token, as in GRPO (arXiv 2402.03300). gspo: one ratio per episode, the geometric
     mean of its tokens' ratios (2507.18071). cispo: weight each token's log-probability by the clipped ratio, so that no
-    token loses its gradient (2506.13585). module:name: a function of your own, as those of forage/grpo/losses.py."""
+    token loses its gradient (2506.13585). dppo: the plain ratio, without the tokens whose probability has moved further
+    than the bounds already, up for a gain or down for a loss (2602.04879). module:name: a function of your own, as
+    those of forage/grpo/losses.py."""
     clip_low: float = 0.2
-    """Clip the ratio below 1 minus this. Usual with gspo: 3e-4; with cispo: 1, no lower bound."""
+    """Clip the ratio below 1 minus this. Usual with gspo: 3e-4; with cispo: 1, no lower bound;
+    with dppo, where a probability is bounded: 0.15."""
     clip_high: float = 0.2
     """Clip the ratio above 1 plus this. Usual in DAPO: 0.28 (2503.14476); with gspo: 4e-4; with cispo: 4."""
     aggregation: Literal["token", "sequence", "constant"] = "token"
@@ -75,7 +78,8 @@ class UpdateOptions:
     advantage: AdvantageName = "grpo"
     """How a group's rewards become advantages. grpo: minus the group's mean, divided by its deviation. dr_grpo: minus
     the mean. rloo: minus the mean of the others. reinforce++: minus the mean, divided by the batch's deviation. best: 1
-    for the best episode and 0 for the others, to imitate the best (expert iteration). module:name: your own."""
+    for the best episode and 0 for the others, to imitate the best (expert iteration). maxrl: minus the mean, divided by
+    it, for rewards of 0 or 1 (2602.02710). module:name: your own, as those of forage/grpo/losses.py."""
     learn_from: int = 0
     """Train only on the N episodes of each group whose rewards vary most (PODS, 2504.13818). This pays if updates cost
     more than playing. 0: train on all."""

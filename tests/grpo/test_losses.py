@@ -23,6 +23,7 @@ from forage.grpo.losses import (
 from forage.grpo.options import LossOptions
 from forage.policy.packing import pack
 from tests.factories import Sequence
+from tests.refusals import refused
 
 LOG2 = math.log(2)
 
@@ -75,6 +76,13 @@ def test_advantages_by_hand(method, expected):
     assert found.dtype == torch.float64
     assert found.tolist()[:6] == pytest.approx([low, low, high, high, pair, -pair], abs=1e-12)
     assert found.tolist()[6:] == [0.0] * 4  # exactly: 0.1 + 0.1 + 0.1 is not 0.3
+
+
+def test_rare_successes_count_more():
+    rewards, groups = [0, 0, 0, 1, 0, 1, 1, 1], "aaaabbcc"
+    assert advantages(rewards, groups, "maxrl").tolist() == [-1, -1, -1, 3, -1, 1, 0, 0]
+    with refused("rewards of 0 or 1 alone"):
+        advantages([0, 0.5, 1], "aaa", "maxrl")
 
 
 def test_the_best_of_each_group_alone_is_imitated():
@@ -149,6 +157,19 @@ def test_cispo_by_hand():
     assert loss_of(rows(LONG, SHORT), [1.0, -3.0], unbounded, logprobs=NEW, old=OLD)[1][2] == close(-0.5 / 4)
 
 
+def test_dppo_by_hand():
+    # Of a loss, probabilities go from .4 to .2 and from .4 to .5, which may come back; of a gain, from .1 to .2.
+    new, old = ([0, *map(math.log, some), 0] for some in ((0.2, 0.5, 1, 0.2), (0.4, 0.4, 1, 0.1)))
+    batch, options = (
+        rows(Sequence((5, 6, 7), (0, 1, 1)), SHORT),
+        LossOptions(loss="dppo", clip_low=0.15, clip_high=0.15),
+    )
+    loss, gradient, found = loss_of(batch, [-1.0, 1.0], options, logprobs=new, old=old)
+    assert gradient == close([0, 0, 1.25 / 3, 0, -2 / 3, 0])  # the ratio of 2 is kept, the fall by .2 is not
+    assert loss == close((-2 + 1.25) / 3)
+    assert (found["clip_low_share"], found["clip_high_share"]) == (close(1 / 3), 0)
+
+
 @pytest.mark.parametrize(("unbiased", "gradient"), [(False, -1.0), (True, -1 + (2 - LOG2 - 1))])
 def test_kl_to_the_reference(unbiased, gradient):
     batch, options = rows(SHORT), LossOptions(beta=0.5, unbiased_kl=unbiased)
@@ -198,7 +219,8 @@ def test_a_credit_counts_for_its_own_token_alone():
 
 def test_nothing_sampled_gives_zeros_and_gradients_of_zero():
     batch = rows(Sequence((5, 6), (0, 0)), Sequence((7,), (1,)))
-    for options in (LossOptions(), LossOptions(loss="gspo", aggregation="sequence"), LossOptions(loss="cispo")):
+    for loss in ("clip", "gspo", "cispo", "dppo"):
+        options = LossOptions(loss=loss, aggregation="sequence")
         loss, gradient, found = loss_of(
             batch, [1.0, 2.0], options, logprobs=[-math.inf] * 4, sampler=[math.nan] * 4, totals=Totals(0, 0)
         )
@@ -207,7 +229,7 @@ def test_nothing_sampled_gives_zeros_and_gradients_of_zero():
         assert {*found.values()} == {0}
 
 
-@pytest.mark.parametrize("loss", ["clip", "gspo", "cispo"])
+@pytest.mark.parametrize("loss", ["clip", "gspo", "cispo", "dppo"])
 def test_probabilities_that_are_worlds_apart_give_finite_gradients(loss):
     for old, new in ((-1000.0, -0.1), (-0.1, -1000.0)):
         for advantage in (1.0, -1.0):
@@ -227,7 +249,7 @@ def test_a_first_token_that_was_sampled_is_left_out():
 EPISODES = st.lists(st.lists(st.sampled_from([0, 1]), min_size=0, max_size=6), min_size=1, max_size=6)
 OPTIONS = st.builds(
     LossOptions,
-    loss=st.sampled_from(["clip", "gspo", "cispo"]),
+    loss=st.sampled_from(["clip", "gspo", "cispo", "dppo"]),
     aggregation=st.sampled_from(["token", "sequence", "constant"]),
     constant_length=st.just(8),
     beta=st.sampled_from([0.0, 0.5]),
