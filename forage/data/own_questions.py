@@ -11,6 +11,7 @@ from forage.data.options import Columns
 from forage.data.own_documents import FileRecord
 from forage.data.qa_rows import KNOWN_NAMES, QARow, read_records, to_rows
 from forage.data.relevance import Placed, relevant_chunks
+from forage.metrics import grouped
 from forage.progress import counted
 from forage.text import IDLE, folded, words_of
 
@@ -36,7 +37,7 @@ def place(
 
     An answer is looked for in the document that the source names, or else in the passages that a search for question
     and answer finds. Without an answer, or with one like "No" that any passage may say, all of the source's count. Of
-    several sources, as in "rye.md; tin.md", each is needed: one that doesn't say the answer counts whole.
+    several sources, as in "rye.md; tin.md", those that say the answer count: the others only lead there.
     """
     named, placed, left_out = documents_by_name(records), list[Placed](), list[tuple[QARow, str]]()
     for row in counted("placing questions", rows):
@@ -49,13 +50,11 @@ def place(
         elif any(len(each) != 1 for each in docs):
             left_out.append((row, "source names several files" if all(docs) else "source is no file with text"))
         else:
-            wanted = [min(each) for each in docs]
-            near = [chunk for doc in wanted for chunk in chunks_of[doc]]
+            near = [chunk for each in docs for chunk in chunks_of[min(each)]]
             near = near or [*search(f"{row.question} {row.answer}", NEAREST)]
             found = saying(row.answer, near) if told else near
-            for doc in wanted if found and wanted else {chunk.doc_id: 0 for chunk in found}:
-                said = [chunk.id for chunk in found if chunk.doc_id == doc]
-                placed.append((row, doc, said or [chunk.id for chunk in chunks_of[doc]]))
+            by_doc = grouped((chunk.doc_id, chunk.id) for chunk in found)
+            placed += [(row, doc, chunks) for doc, chunks in by_doc.items()]
             if not found:
                 left_out.append((row, "answer in no passage" + (" of its source" if docs else "")))
     return placed, left_out

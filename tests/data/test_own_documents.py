@@ -257,11 +257,8 @@ def placed(*rows):
         (asked("How hot?", "at 190 degrees"), [("tin", ["tin#0"])]),  # wherever it is said
         (asked("How hot?", "Bake it at degrees"), [("rye", ["rye#1"]), ("tin", ["tin#0"])]),  # by its words, here three
         (asked("How long?", "It rests twelve whole hours"), [("rye", ["rye#0"])]),  # three of four telling words
-        # Both are needed: of the one that doesn't say the answer, all passages count.
-        (
-            asked("In which?", "190 degrees", "Rye.md; breads/old/tin.txt"),
-            [("rye", ["rye#0", "rye#1"]), ("tin", ["tin#0"])],
-        ),
+        (asked("In which?", "190 degrees", "Rye.md; breads/old/tin.txt"), [("tin", ["tin#0"])]),  # rye only leads there
+        (asked("Alike?", "No.", "Rye; breads/old/tin.txt"), [("rye", ["rye#0", "rye#1"]), ("tin", ["tin#0"])]),
     ],
 )
 def test_a_question_is_placed_at_what_answers_it(row, found):

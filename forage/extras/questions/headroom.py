@@ -9,7 +9,7 @@ import math
 import random
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from forage.agent.options import AgentSettings
 from forage.agent.searcher import PER_TOKEN, best_start
 from forage.data.chunking import Chunk
-from forage.data.own_questions import SAID, saying
+from forage.data.own_questions import SAID
 from forage.data.records import Question, asked_of
 from forage.data.relevance import by_document
 from forage.extras.questions.two_documents import Linked, Passages
@@ -128,12 +128,6 @@ def advice(found: Headroom, cut: float | None, held_out: int, data: str) -> str:
     return f"{said}. With {held_out:,} held out, differences below {least:.2f} can't be shown{commands}"
 
 
-def telling(question: Question, chunks: Mapping[str, Chunk]) -> Question:
-    """The question with only those passages that say its answer, where any does: another source may only lead there."""
-    said = saying(question.answer, [chunks[chunk_id] for chunk_id in question.relevant_chunk_ids])
-    return replace(question, relevant_chunk_ids=tuple(chunk.id for chunk in said) or question.relevant_chunk_ids)
-
-
 def attacks(store: DocumentStore, made: Linked) -> str:
     """What second searches find the answers to questions that need two documents, in words, beside headroom's."""
     asked, mode = some(made.kept), modes_of(store)[-1]
@@ -217,7 +211,7 @@ def told(
     asked = [question for question in [*train, *held_out] if question.relevant_chunk_ids]
     if not asked or not held_out:
         return {}
-    asked = [telling(question, store.chunk_by_id) for question in some(asked)]
+    asked = some(asked)
     found = [headroom(store, passages, asked, mode) for mode in modes_of(store)]
     seen = seen_share(asked, store.chunk_by_id, Tokenizer(store.options.language))
     lines = {

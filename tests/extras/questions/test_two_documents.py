@@ -8,7 +8,7 @@ import pytest
 from forage.data.chunking import Chunk
 from forage.data.records import Document, Question
 from forage.data.relevance import split_by_document
-from forage.extras.questions.headroom import Headroom, advice, headroom, telling
+from forage.extras.questions.headroom import Headroom, advice, headroom
 from forage.extras.questions.making import gives_away
 from forage.extras.questions.two_documents import (
     Passages,
@@ -199,10 +199,3 @@ def test_what_is_advised(one, longer, second, says, runs):
     assert runs in " ".join(commands)
     assert all("--data data/own " in command for command in commands)
     assert all("--mode sparse" in command for command in commands if "sft_train" in command)
-
-
-def test_of_several_sources_the_passage_that_says_the_answer_counts():
-    chunks = {each.id: each for each in CHUNKS}
-    question = Question("q", "What is wrong?", "Filters stop working.", relevant_chunk_ids=("g#0", "k#0"))
-    assert telling(question, chunks).relevant_chunk_ids == ("k#0",)
-    assert telling(replace(question, answer=""), chunks) == replace(question, answer="")
