@@ -140,9 +140,10 @@ def write(source: Source, options: Options) -> None:
     write_jsonl(out / "train.jsonl", train)
     linked, where = {}, out
     for words in options.making.second_hop:
-        where = out / f"{SECOND_HOP}_{words}"
-        told_of, asked = write_linked(where, passages, store, (train, held_out), words, options)
-        linked[f"questions for two searches, {where.name}"] = told_of
+        folder = out / f"{SECOND_HOP}_{words}"
+        told_of, made = write_linked(folder, passages, store, (train, held_out), words, options)
+        linked[f"questions for two searches, {folder.name}"] = told_of
+        asked, where = (made, folder) if all(made) else (asked, where)
     write_jsonl(out / "eval.jsonl", held_out)
     rows = source.told | {
         "documents": f"{len(source.documents):,}" + _causes(Counter(d.source for d in source.documents)),
@@ -235,6 +236,7 @@ def own_documents(folder: Path, options: Options) -> Source:
                 raise UserError(f"--questions {options.making.questions}: no question has an answer in {folder}; see "
                                 f"{options.output_dir / LEFT_OUT} for each one's cause")  # fmt: skip
             questions = merged(placed)
+            told["questions that several documents answer"] = f"{sum(len(q.relevant_doc_ids) > 1 for q in questions):,}"
             same = len({row.id for row, _, _ in placed}) - len(questions)
             return halves(questions, options, passages, same, len(left_out))
         questions, kept, reasons = make_from(store, options.making, options.output_dir, options.seed)

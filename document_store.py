@@ -154,7 +154,10 @@ def edit(command: Add | Delete) -> None:
         store.delete(command.ids)
     print_counts(store)
     if (command.store.parent / "train.jsonl").is_file():
-        print(f"note: {command.store.parent}/train.jsonl names passages as they were; make it again with data_prep.py")
+        print(
+            f"note: {command.store.parent}/train.jsonl names passages as they were; for new questions change the files "
+            "themselves and run data_prep.py, which makes the store of them again"
+        )
 
 
 def print_counts(store: DocumentStore) -> None:

@@ -391,7 +391,7 @@ def resumed(options: type, arguments: Sequence[str], begun: Callable[[Any], Path
     if not path.exists():
         others = sorted(each.parent.name for each in path.parent.parent.glob(f"*/{path.name}"))
         if others and is_first():  # so that a mistyped folder is noticed, as nothing is resumed
-            say(f"{path.parent} is begun now; beside it are {', '.join(others[:9])}")
+            say(f"{path.parent} is new; also there: {', '.join(others[:9])}")
         return given
     if getattr(given, "overwrite", False):
         return given

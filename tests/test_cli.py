@@ -88,7 +88,7 @@ def test_what_is_left_out_is_what_the_run_was_begun_with(tmp_path, capsys):
     assert capsys.readouterr().out == ""
     write_manifest(tmp_path / "a" / "run.json", {})
     run("--run-dir", str(tmp_path / "aa"))
-    assert capsys.readouterr().out == f"{tmp_path / 'aa'} is begun now; beside it are a\n"
+    assert capsys.readouterr().out == f"{tmp_path / 'aa'} is new; also there: a\n"
 
 
 TOLD = [

@@ -38,7 +38,6 @@ from forage.runs.stats import (
     read_evaluations,
     rewards_of,
     verdict_on_run,
-    verdicts,
     write_plain_rag,
 )
 from forage.runs.trackers import AGENT_ORDER, Log, chosen, flatten, open_tracker
@@ -151,17 +150,14 @@ def compare(run: Run, play: Play) -> None:
     """The held-out rewards before and after training, beside plain RAG, and what they show."""
     options, run_dir = run.options, run.options.run_dir
     before, after = first_and_last(run_dir)
-    said, last = verdict_on_run(run_dir, before, after), read_evaluations(run_dir)[run.step]
-    measured: dict[str, dict[str, float]] = {name: rewards_of(after, name) for name in ("found", "mrr") if name in last}
-    plain = {name: play.plain_rag(list(values), name) for name, values in measured.items()}
+    asked = {name: [*rewards_of(after, name)] for name in ("found", "mrr")}
+    plain = {name: play.plain_rag(questions, name) for name, questions in asked.items() if questions}
     if any(plain.values()):
         write_plain_rag(run_dir, plain)
-        for name in [*measured][:1]:
-            rivals = ("the trained policy", "plain RAG", name)
-            said += verdicts(*rivals, measured[name], plain[name], options.rollout.data)
+    said = verdict_on_run(run_dir, before, after)
     print(f"{len(run.eval_questions)} held-out questions, {played_at(0.0)}; 95 % intervals:")
     command = f"--data {options.rollout.data} --policy before={options.rollout.policy} after={run_dir}"
-    further = f"beside plain RAG, answers included: python evaluate.py {command} --temperature 0"
+    further = f"beside plain RAG: python evaluate.py {command} --temperature 0"
     for line in (*before_beside_after(run_dir), *said, *one_question(run_dir, before, after), further):
         say(line)
 

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from forage.files import replacing
 from forage.metrics import Interval
-from forage.runs.stats import AS_TRAINED, NO_PHASES, StepStats, read_plain_rag
+from forage.runs.stats import AS_TRAINED, NO_PHASES, StepStats, by_plain_rag
 
 Evaluations = Mapping[int, Mapping[str, Interval]]
 
@@ -213,7 +213,7 @@ def draw_plots(run_dir: Path, stats: Sequence[StepStats], evaluations: Evaluatio
         save_figure(distribution_figure(stats), run_dir / "reward_distribution.png")
         save_figure(training_figure(stats), run_dir / "training.png")
         if len(evaluations) > 1:
-            save_figure(before_after_figure(evaluations, read_plain_rag(run_dir)), run_dir / "before_after.png")
+            save_figure(before_after_figure(evaluations, by_plain_rag(run_dir)), run_dir / "before_after.png")
 
 
 def save_figure(figure: Figure, path: Path) -> None:

@@ -262,7 +262,7 @@ def _refuse(constant: str) -> float:
 
 # Evaluations; the last one is of the final adapter, which no step samples with
 
-PLAIN_RAG = "plain_rag.json"  # beside them, what needs no policy
+PLAIN_RAG = "plain_rag_rewards.json"  # beside them, what needs no policy
 
 
 def write_evaluations(run_dir: Path, evaluations: Mapping[int, Mapping[str, Interval]]) -> None:
@@ -284,18 +284,23 @@ def read_evaluations(run_dir: Path) -> dict[int, dict[str, Interval]]:
 def write_plain_rag(run_dir: Path, values: Mapping[str, Mapping[str, float]]) -> None:
     """By reward and question, what a search for the question itself earned."""
     with replacing(run_dir / PLAIN_RAG) as file:
-        json.dump({name: bootstrapped([*each.values()]) for name, each in values.items()}, file)
+        json.dump(values, file)
 
 
-def read_plain_rag(run_dir: Path) -> dict[str, Interval]:
-    """What a search for the question itself earned on the held-out questions, by reward, where that was measured."""
+def read_plain_rag(run_dir: Path) -> dict[str, dict[str, float]]:
+    """The same, where that was measured."""
     path = run_dir / PLAIN_RAG
-    return typed(dict[str, Interval], from_json(path.read_bytes())) if path.exists() else {}
+    return typed(dict[str, dict[str, float]], from_json(path.read_bytes())) if path.exists() else {}
+
+
+def by_plain_rag(run_dir: Path) -> dict[str, Interval]:
+    """Its mean on the held-out questions, by reward."""
+    return {name: bootstrapped([*each.values()]) for name, each in read_plain_rag(run_dir).items()}
 
 
 def before_beside_after(run_dir: Path) -> list[str]:
     """A line for each held-out reward: before and after training, and that of plain RAG, with their intervals."""
-    known, plain = read_evaluations(run_dir), read_plain_rag(run_dir)
+    known, plain = read_evaluations(run_dir), by_plain_rag(run_dir)
     if len(known) < 2:
         return []
     first, last = known[min(known)], known[max(known)]
@@ -306,9 +311,13 @@ def before_beside_after(run_dir: Path) -> list[str]:
 
 
 def verdict_on_run(run_dir: Path, before: Mapping[str, Episode], after: Mapping[str, Episode]) -> list[str]:
-    """What the run's first and last evaluation show of the reward, in words; nothing where their episodes are gone."""
-    names = ("the trained policy", "the one before training")
-    return verdicts(*names, "overall", rewards_of(after), rewards_of(before), data_of(run_dir))
+    """What the run's first and last evaluation show of the reward, and the last one beside plain RAG, in words; nothing
+    where their episodes are gone."""
+    ours, data = "the trained policy", data_of(run_dir)
+    said = verdicts(ours, "the one before training", "overall", rewards_of(after), rewards_of(before), data)
+    for name, plain in [*read_plain_rag(run_dir).items()][:1]:
+        said += verdicts(ours, "plain RAG", name, rewards_of(after, name), plain, data)
+    return said
 
 
 def verdicts(
@@ -393,11 +402,11 @@ def print_step(history: Sequence[StepStats], last: int, sampled: str = "") -> No
 
 
 def parts_of_line(history: Sequence[StepStats], last: int, sampled: str) -> Iterator[str]:
-    """Example: step 12, 13 of 500, sampled at T 1: overall 0.512, mrr 0.400; 34 s (rollout 20, backward 9); 4 h 35 min
+    """Example: step 12 (13 of 500), sampled at T 1: overall 0.512, mrr 0.400; 34 s (rollout 20, backward 9); 4 h 35 min
     left."""
     stats = history[-1]
     rewards = ", ".join(f"{name} {summary['mean']:.3f}" for name, summary in stats.summary.items())
-    yield f"step {stats.step}, {stats.step + 1} of {last}{sampled}: {rewards}"
+    yield f"step {stats.step} ({stats.step + 1} of {last}){sampled}: {rewards}"
     if stats.seconds:
         phases_s = {name: seconds for name, seconds in stats.seconds.items() if name not in NO_PHASES}
         longest = sorted(phases_s.items(), key=lambda item: -item[1])[:3]

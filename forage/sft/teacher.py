@@ -164,8 +164,8 @@ async def recited(
 
 
 def causes_of(without: Counter[str]) -> str:
-    """Why questions have no demonstration. Example: "; 2 have none: the answer is empty"."""
-    return "".join(f"; {count} have none: {cause}" for cause, count in without.most_common())
+    """Why demonstrations are lacking. Example: "; 2 left out: the answer is empty"."""
+    return "".join(f"; {count} left out: {cause}" for cause, count in without.most_common())
 
 
 def queries_of(question: Question) -> list[str]:

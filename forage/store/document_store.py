@@ -182,7 +182,9 @@ class DocumentStore:
 
         def left(now: Self) -> dict[str, Document]:
             if unknown := sorted(going - now.documents.keys()):
-                raise UserError(f"{self.path} has no document {unknown[0]!r} to delete")
+                alike = [doc_id for doc_id in now.documents if doc_id.startswith(unknown[0])]
+                meant = f"; {alike[0]!r} is there" if alike else ""
+                raise UserError(f"{self.path} has no document {unknown[0]!r} to delete{meant}")
             return {doc_id: document for doc_id, document in now.documents.items() if doc_id not in going}
 
         self._edit(left)

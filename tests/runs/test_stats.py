@@ -6,6 +6,8 @@ from dataclasses import replace
 
 import pytest
 
+from forage.agent.episode import write_episodes
+from forage.runs.report import told_of
 from forage.runs.stats import (
     Phases,
     advice,
@@ -18,9 +20,11 @@ from forage.runs.stats import (
     summarised,
     to_row,
     verdicts,
+    write_evaluations,
+    write_plain_rag,
     write_stats,
 )
-from tests.factories import STATS, Clock
+from tests.factories import EPISODE, STATS, Clock
 from tests.refusals import refused
 
 
@@ -58,7 +62,29 @@ def test_a_file_is_a_line_a_field_and_comes_back(tmp_path):
 def test_a_steps_line_has_its_number_and_how_many_there_are(capsys):
     print_step([STATS], 9, ", sampled")
     line = capsys.readouterr().out
-    assert line.startswith("step 7, 8 of 9, sampled: overall 0.625, mrr 0.500; 31 s (rollout 20"), line
+    assert line.startswith("step 7 (8 of 9), sampled: overall 0.625, mrr 0.500; 31 s (rollout 20"), line
+
+
+def test_what_training_changed_by_hand(tmp_path):
+    for version, reward in ((0, 0.25), (9, 0.5)):
+        played = [
+            replace(EPISODE, id=f"q{n}/0", question_id=f"q{n}", reward=reward, rewards={"found": 4 * reward - 1})
+            for n in range(6)
+        ]
+        write_episodes(tmp_path / "episodes" / f"{version:06d}-eval" / "a.jsonl", played)
+    mean = {"mean": 0.5, "low": 0.5, "high": 0.5}
+    write_evaluations(tmp_path, {0: {"found": mean}, 9: {"found": mean}})
+    write_plain_rag(tmp_path, {"found": {f"q{n}": float(n > 4) for n in range(6)}})
+    table, row, overall, plain, *question = told_of(tmp_path)
+    assert table.split() == ["held", "out", "before", "after", "plain", "RAG"]
+    assert row.split()[-4:] == ["0.167", "(0.000", "to", "0.500)"]
+    assert overall.startswith("Shown: the trained policy is better than the one before training; ")
+    assert "the trained policy minus plain RAG is +0.833 (+0.500 to +1.000) in found on 6 questions" in plain
+    assert question == [
+        "the question with the median rise: q3",
+        "  before, 0.250: searched for gout | toe, answered 'Rest – and “ice”.'",
+        "  after, 0.500: searched for gout | toe, answered 'Rest – and “ice”.'",
+    ]
 
 
 def test_who_played_comes_back_and_is_measured(tmp_path):

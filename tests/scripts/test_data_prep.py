@@ -45,7 +45,9 @@ def test_questions_that_need_two_documents_are_beside_the_others(tmp_path):
     done = prepare(tmp_path, *given, "--second-hop", "3", "4")
     [told] = [line for line in done.stdout.splitlines() if line.startswith("questions for two searches, second_hop_3")]
     assert re.search(r"shown by the first title \d%, the name .* \d\d% \(sparse\)", told)
-    assert re.search(r"^shown by searches, sparse +by one 0%, .* by whole documents \d%", done.stdout, re.MULTILINE)
+    assert re.search(
+        r"^answers shown by searches, sparse +by one 0%, .* by whole documents \d%", done.stdout, re.MULTILINE
+    )
     assert f"--data {tmp_path / 'second_hop_4'} " in done.stdout  # what is advised is of these questions
     hidden = tmp_path / "second_hop_4"
     assert DocumentStore.open(hidden / "store").chunks
@@ -81,9 +83,9 @@ def test_a_second_run_fetches_and_embeds_nothing_and_writes_the_same(prepared):
     written = page.stat().st_mtime_ns
     done = prepare(prepared, "--dataset-name", "sample")
     assert "(embedded now: 0)" in done.stdout
-    shown = r"^shown by searches, hybrid +by one \d\d%, by one of 9 passages \d\d%, by whole documents"
+    shown = r"^answers shown by searches, hybrid +by one \d\d%, by one of 9 passages \d\d%, by whole documents"
     assert re.search(shown, done.stdout, re.MULTILINE)
-    assert re.search(r"^answers of which a passage shows less than most +28%$", done.stdout, re.MULTILINE)
+    assert re.search(r"^answers mostly cut off in the passages shown +28%$", done.stdout, re.MULTILINE)
     assert "7 (on 16 pages: 'Reviewed by the library’s editors. " in done.stdout
     assert {name: (prepared / name).read_bytes() for name in names} == before
     assert page.stat().st_mtime_ns == written

@@ -39,17 +39,14 @@ def test_questions_without_a_demonstration_are_counted_by_cause(tiny_protocol):
         assert not episodes
         return causes_of(without)
 
+    assert taught(SETTINGS, lambda queries: [[LICE] for _ in queries]) == "; 1 left out: no query finds what answers it"
+    assert taught(replace(SETTINGS, max_turns=0)) == "; 1 left out: no turn is left for the answer (--max-turns)"
     assert (
-        taught(SETTINGS, lambda queries: [[LICE] for _ in queries]) == "; 1 have none: no query finds what answers it"
-    )
-    assert taught(replace(SETTINGS, max_turns=0)) == "; 1 have none: no turn is left for the answer (--max-turns)"
-    assert (
-        taught(AgentSettings(max_turn_tokens=20))
-        == "; 1 have none: a turn was as long as it may be (--max-turn-tokens)"
+        taught(AgentSettings(max_turn_tokens=20)) == "; 1 left out: a turn was as long as it may be (--max-turn-tokens)"
     )
     forging = Protocol(tiny_protocol.tokenizer)
     vars(forging)["turn_tokens"] = frozenset(forging.turn_ids(CALL)[:1])
-    assert taught(SETTINGS, protocol=forging) == "; 1 have none: A turn contains a token that begins or ends turns"
+    assert taught(SETTINGS, protocol=forging) == "; 1 left out: A turn contains a token that begins or ends turns"
 
 
 def turns_of(episode, protocol):

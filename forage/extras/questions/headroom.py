@@ -21,6 +21,7 @@ from forage.data.own_questions import SAID
 from forage.data.records import Question, asked_of
 from forage.data.relevance import by_document
 from forage.extras.questions.two_documents import Linked, Passages
+from forage.metrics import FEWEST
 from forage.store.bm25 import BM25, Tokenizer
 from forage.store.fusion import Hit
 from forage.store.manifest import NO_EMBEDDER
@@ -34,6 +35,7 @@ MOST = 300  # questions that are searched for
 DEPTH = 10
 MORE = 3  # times as many passages, which is what a second and a third search read
 WELL, MUCH = 0.7, 0.15  # one search is enough from here on; a second one is worth training for
+EVALUATED = 128  # questions that a run plays before and after, at most
 CUT = 1 / 3  # of the answers are cut off, from which on more is to be shown first
 
 
@@ -94,8 +96,9 @@ GRPO = (
 def advice(found: Headroom, cut: float | None, held_out: int, data: str) -> str:
     """What to train, in a sentence, with the commands; `cut` is the share of the answers that are cut off."""
     name, mode = quote(Path(data).resolve().name), " --mode sparse" * (found.mode == "sparse")
+    play = f" --eval-questions {min(held_out, EVALUATED)}"
     sft = f"\n  python sft_train.py --data {quote(data)} --output-dir models/{name}{mode}"
-    grpo = f"\n  python grpo_train.py --data {quote(data)} --policy models/{name} --run-dir runs/{name} "
+    grpo = f"\n  python grpo_train.py --data {quote(data)} --policy models/{name} --run-dir runs/{name}{play} "
     gain, passages = found.second - max(found.one, found.longer), MORE * AgentSettings.k
     said = f"One {found.mode} search shows what answers {found.one:.0%} of the questions"
     if cut is not None and cut > CUT and found.one >= MUCH:
@@ -109,10 +112,12 @@ def advice(found: Headroom, cut: float | None, held_out: int, data: str) -> str:
         commands = f"{sft}{grpo}--weights answer_similarity=2 format=1"
     elif gain >= MUCH:
         said += (
-            f"; a second, for the right title or name of those that it shows, could show {gain:.0%} more than one of "
-            f"{passages} passages does: train for it"
+            f"; a second, for the right title or name of those that it shows, could show {100 * gain:.0f} points more "
+            f"than one of {passages} passages does: train the search (it will find passages, and not answer)"
         )
         commands = f"{sft} {WARM}{grpo}{GRPO}"
+        if held_out < FEWEST:
+            said, commands = f"{said}, once there are more questions", ""
     elif found.longer - found.one >= MUCH:
         said += (
             f", and {found.longer:.0%} if it shows {passages} passages: show more, before a second search is trained"
@@ -120,19 +125,19 @@ def advice(found: Headroom, cut: float | None, held_out: int, data: str) -> str:
         commands = f"{sft} --k {passages}"
     else:
         said += (
-            f", and a second could show {max(0, gain):.0%} more: search better first (--embedder, --language, "
-            "--chunk-tokens; document_store.py search shows what is found)"
+            f", and a second could show {100 * max(0, gain):.0f} points more: search better first (--embedder, "
+            "--language, --chunk-tokens; document_store.py search shows what is found)"
         )
         commands = ""
     least = 1.96 * math.sqrt(0.3 / held_out)
-    return f"{said}. With {held_out:,} held out, differences below {least:.2f} can't be shown{commands}"
+    return f"{said}. With {held_out:,} held out, differences below {least:.2f} may not be shown{commands}"
 
 
 def attacks(store: DocumentStore, made: Linked) -> str:
     """What second searches find the answers to questions that need two documents, in words, beside headroom's."""
     asked, mode = some(made.kept), modes_of(store)[-1]
     if not asked:
-        return ""
+        return "; fewer words (--second-hop 3) or --make-questions may make some"
     first = store.search([question.question for question in asked], 1, mode)
     titles = [f"{hits[0].title} {asked_of(q)}" if hits else "" for q, hits in zip(asked, first, strict=True)]
     names = [f"{asked_of(question)} {question.focus}" for question in asked]
@@ -215,13 +220,14 @@ def told(
     found = [headroom(store, passages, asked, mode) for mode in modes_of(store)]
     seen = seen_share(asked, store.chunk_by_id, Tokenizer(store.options.language))
     lines = {
-        f"shown by searches, {each.mode}": (
+        f"answers shown by searches, {each.mode}": (
             f"by one {each.one:.0%}, by one of {MORE * AgentSettings.k} passages {each.longer:.0%}, by whole documents "
-            f"{each.whole:.0%}, by a second one too {each.second:.0%}, by none {each.none:.0%}"
+            f"{each.whole:.0%}, with the best second one {each.second:.0%}, by none {each.none:.0%}"
         )
         for each in found
     }
     cut = None if seen is None else 1 - seen
     if cut is not None:
-        lines["answers of which a passage shows less than most"] = f"{cut:.0%}"
-    return lines | {"so": advice(max(found, key=lambda each: (each.one, each.second)), cut, len(held_out), data)}
+        lines["answers mostly cut off in the passages shown"] = f"{cut:.0%}"
+    best = max(found, key=lambda each: (each.one, each.longer, each.second))
+    return lines | {"so": advice(best, cut, len(held_out), data)}

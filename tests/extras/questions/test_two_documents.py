@@ -186,7 +186,7 @@ def test_headroom_is_counted_by_hand(tmp_path):
     ("one", "longer", "second", "says", "runs"),
     [
         (0.96, 0.99, 1.0, "little", "answer_similarity=2"),
-        (0.02, 0.18, 1.0, "82% more than one of 9 passages", "--blind names --phrases 6"),
+        (0.02, 0.18, 1.0, "82 points more than one of 9 passages", "--blind names --phrases 6"),
         (0.67, 0.9, 0.88, "90% if it shows 9 passages", "--k 9"),  # a second search finds no more than a longer list
         (0.1, 0.12, 0.12, "search better first", ""),
     ],
@@ -194,8 +194,15 @@ def test_headroom_is_counted_by_hand(tmp_path):
 def test_what_is_advised(one, longer, second, says, runs):
     said, *commands = advice(Headroom("sparse", one, longer, second, 0, 0), 0.3, 24, "data/own").split("\n")
     assert says in said
-    assert said.endswith("With 24 held out, differences below 0.22 can't be shown")
+    assert said.endswith("With 24 held out, differences below 0.22 may not be shown")
     assert bool(commands) == bool(runs)
     assert runs in " ".join(commands)
     assert all("--data data/own " in command for command in commands)
     assert all("--mode sparse" in command for command in commands if "sft_train" in command)
+    assert all("--eval-questions 24 " in command for command in commands if "grpo_train" in command)
+
+
+def test_no_training_is_advised_on_a_handful_of_questions():
+    said = advice(Headroom("sparse", 0.0, 0.0, 1.0, 0, 0), 0.0, 5, "data/own")
+    assert "once there are more questions. With 5 held out" in said
+    assert "grpo_train" not in said
