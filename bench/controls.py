@@ -529,7 +529,7 @@ def table(rows: Sequence[Row], questions: int, split: str) -> str:
     rows = [row for own in of_arm.values() for row in (*own, *([together(own)] if len(own) > 1 else ()))]
     for row in rows:
         same = {other.arm: other for other in rows if other.seed == row.seed}
-        others = [same.get(WARM), same.get(EXPERT), *map(untrained.get, RIVALS)]
+        others = [same.get(WARM), same.get(LONG_EXPERT if row.arm == LONG else EXPERT), *map(untrained.get, RIVALS)]
         cells = [
             row.arm, "all" if row.seed == ALL else f"{row.seed or ''}",
             *(f"{np.mean(row.measures[name]):.3f}" if name in row.measures else "" for name in MEASURES),
