@@ -27,7 +27,7 @@ BUDGETS = {
     "forage/engines": (10_984, 5),
     "forage/evaluation": (11_619, 9),
     "forage/extras": (48_476, 9),
-    "forage/grpo": (19_683, 10),
+    "forage/grpo": (19_685, 10),
     "forage/policy": (9_674, 9),
     "forage/publishing": (3_117, 2),
     "forage/rollout": (7_350, 5),
@@ -35,7 +35,7 @@ BUDGETS = {
     "forage/sft": (4_597, 3),
     "forage/store": (12_203, 10),
     "bench": (23_757, 13),
-    "tests": (217_899, 50),
+    "tests": (217_915, 50),
 }
 ROAD = {"files": 60, "functions": 570, "lines": 5_105}  # a processor without bf16 units calls some others
 OPTIONS = {"grpo_train": 60}

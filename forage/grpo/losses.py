@@ -151,7 +151,7 @@ def by_success(differences_N: Tensor, groups: Groups) -> Tensor:
     lowest_G = torch.zeros_like(groups.sizes_G).scatter_reduce(0, groups.number_N, differences_N, "amin")
     means_N = -lowest_G[groups.number_N]
     rewards_N = differences_N + means_N
-    if (rewards_N * (1 - rewards_N)).abs().amax() > 1e-6:
+    if ((rewards_N * (1 - rewards_N)).abs() > 1e-6).any():
         raise UserError("--advantage maxrl takes rewards of 0 or 1 alone, such as --weights found=1")
     return differences_N / means_N
 

@@ -111,6 +111,7 @@ def test_an_edit_embeds_only_what_is_new_and_leaves_nothing_behind(store):
     ("edit", "says"),
     [
         (lambda store: store.delete(["gout", "none"]), "has no document 'none' to delete"),
+        (lambda store: store.delete(["gou"]), "no document 'gou' to delete; 'gout' is there"),
         (lambda store: store.delete(["gout", "flu", "iron"]), "no documents to build a store from"),
         (lambda store: store.add("A rash."), "documents come in a list"),
         (lambda store: store.add([{"id": "a", "text": "b"}] * 2), "'a' occurs twice"),

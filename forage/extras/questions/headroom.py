@@ -134,7 +134,7 @@ def advice(found: Headroom, cut: float | None, held_out: int, data: str) -> str:
 
 
 def attacks(store: DocumentStore, made: Linked) -> str:
-    """What second searches find the answers to questions that need two documents, in words, beside headroom's."""
+    """How many questions for two searches a second one answers that knows what to say, in words."""
     asked, mode = some(made.kept), modes_of(store)[-1]
     if not asked:
         return "; fewer words (--second-hop 3) or --make-questions may make some"
