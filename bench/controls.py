@@ -56,6 +56,7 @@ from forage.text import IDLE, one_line, words_of
 
 DEV_SEED = 20
 K, TOKENS, SHOWN = 3, 40, 300  # passages of a search, and tokens of each; characters of a cell
+SMOOTH = 10  # steps that a point of a curve is the mean of
 SPLITS = {"held-out": 300, "dev": 100, "fresh": 1000}  # questions of each, drawn one after another
 WORDS = 6  # of a description
 RAW, TITLE, NAME = "the question", "the first title found", "the name that is to be read"
@@ -132,7 +133,7 @@ class Options:
     split: Literal["dev", "held-out", "fresh"] = "dev"
     """Questions to measure on."""
     curves: Path | None = None
-    """Picture to draw of GRPO's runs, step by step; nothing is measured."""
+    """Picture to draw of the runs of --only, or GRPO's, step by step; nothing is measured."""
     measured: bool = False
     """Show what --rows has and measure nothing, so that neither data nor policies are needed."""
     rules: Path | None = None
@@ -143,7 +144,7 @@ class Options:
     over: tuple[Path, ...] = ()
     """As many others, that each of --runs is compared with, and all with all."""
     read: int = 0
-    """Print so many of the greedy episodes of GRPO's first seed, drawn at random; nothing is measured."""
+    """Print so many of their first seed's greedy episodes, drawn at random; nothing is measured."""
 
     def check(self) -> None:
         unknown = [name for name in self.only if name not in ARMS]
@@ -161,6 +162,11 @@ class Options:
     def protocol(self) -> Protocol:
         base = read_policy_manifest(self.rules or self.work / "policy")
         return Protocol.playing(load_tokenizer(base), self.settings)
+
+    @property
+    def shown(self) -> str:
+        """The arm that --curves and --read show."""
+        return (*self.only, GRPO)[0]
 
     @property
     def train_data(self) -> Path:
@@ -559,7 +565,7 @@ def over(row: Row, other: Row) -> str:
 def episodes_to_read(options: Options, questions: Sequence[Question]) -> str:
     """Markdown: what was asked and found first, what was searched for then, beside the name that was to be read."""
     lines = ["| asked | found first | then searched for | the name | place |", "|---|---|---|---|---|"]
-    played = episodes_in(folder_of_play(options, GRPO, options.seeds[0]), slug(GRPO))
+    played = episodes_in(folder_of_play(options, options.shown, options.seeds[0]), slug(options.shown))
     for question in questions:
         episode = played[question.id]
         first, *later = [search.query for search in episode.searches]
@@ -572,16 +578,14 @@ def episodes_to_read(options: Options, questions: Sequence[Question]) -> str:
 
 
 def draw_curves(options: Options, path: Path) -> None:
-    """Step by step, what GRPO's sampled episodes did, a line for each seed."""
+    """What the sampled episodes of each SMOOTH steps did on average, a line for each seed."""
     from matplotlib.figure import Figure
 
     by_id = {question.id: question for question in read_answerable(options.train_data / "train.jsonl")}
-    figure = Figure(figsize=(10, 5.5), layout="constrained")
-    panels = figure.subplots(2, 3).flat
-    curves = MEASURES | LEARNT
-    axes = dict(zip(curves, panels, strict=True))
+    figure, curves = Figure(figsize=(15, 3), layout="constrained"), MEASURES | LEARNT
+    axes = dict(zip(curves, figure.subplots(1, len(curves)), strict=True))
     for seed in options.seeds:
-        folder = folder_of(options, GRPO, seed)
+        folder = folder_of(options, options.shown, seed)
         if not folder.exists():
             continue
         points = defaultdict[str, list[float]](list)
@@ -590,15 +594,19 @@ def draw_curves(options: Options, path: Path) -> None:
                 one for file in episode_files(folder / "episodes" / f"{step.step:06d}") for one in read_episodes(file)
             ]
             measures = measures_of(options, episodes, [by_id[episode.question_id] for episode in episodes])
-            for name in axes:
-                points[name].append(step.training[name] if name in LEARNT else float(np.mean(measures[name])))
+            figures = step.training | {name: float(np.mean(measures[name])) for name in MEASURES}
+            for name, values in ((name, points[name]) for name in axes):
+                values.append(
+                    figures.get(name, values[-1] if values else np.nan)
+                )  # a step that taught nothing has none
         for name, panel in axes.items():
-            panel.plot(points[name], label=f"seed {seed}")
+            smooth = np.convolve(points[name], np.full(SMOOTH, 1 / SMOOTH), "valid")
+            panel.plot(range(SMOOTH, len(points[name]) + 1), smooth, label=f"seed {seed}")
     for name, panel in axes.items():
-        panel.set_title(curves[name], fontsize=10)
+        panel.set_title(curves[name], fontsize=8)
         panel.set_xlabel("step")
     axes[BEST].legend()
-    figure.savefig(path, dpi=110)
+    figure.savefig(path, dpi=90)
 
 
 if __name__ == "__main__":

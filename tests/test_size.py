@@ -34,13 +34,13 @@ BUDGETS = {
     "forage/runs": (9_417, 5),
     "forage/sft": (4_597, 3),
     "forage/store": (12_203, 10),
-    "bench": (23_757, 13),
-    "tests": (217_915, 50),
+    "bench": (23_856, 13),
+    "tests": (218_065, 50),
 }
 ROAD = {"files": 60, "functions": 570, "lines": 5_105}  # a processor without bf16 units calls some others
 OPTIONS = {"grpo_train": 60}
 OTHER_SCRIPTS_OPTIONS = 45
-PAGES = 2_999  # lines of README.md, RESULTS.md, CHANGELOG.md and docs/
+PAGES = 3_000  # lines of README.md, RESULTS.md, CHANGELOG.md and docs/
 WAY_OUT = "cut, or raise the budget in tests/test_size.py in the same commit and say why in its message"
 LAYOUT = {
     tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER,

@@ -7,13 +7,15 @@ import pytest
 
 from bench import controls
 from bench.controls import AGENT, DOCUMENT, EXPERT, GRPO, NAME, READ, WARM, Options, Row, kept, measured, prepare, table
+from forage.agent.episode import Search, write_episodes
 from forage.agent.options import SearchOptions
 from forage.agent.searcher import searching
 from forage.arguments import parse
 from forage.data.records import Document, Question, read_questions
 from forage.files import write_jsonl
+from forage.runs.stats import write_stats
 from forage.store.opening import open_store
-from tests.factories import plain_store
+from tests.factories import EPISODE, STATS, plain_store
 from tests.refusals import refused
 
 
@@ -102,6 +104,17 @@ def test_what_is_measured_at_the_end_is_drawn_apart_from_what_choices_are_made_o
     assert not dev & held_out
     assert not fresh & (dev | held_out)
     assert {q.id for q in read_questions(options.work / "dev" / "train.jsonl")} == {f"q{n}" for n in range(40)}
+
+
+def test_curves_are_drawn_of_a_run(options, tmp_path):
+    prepare(options)
+    folder = controls.folder_of(options, GRPO, 1)
+    for step in range(controls.SMOOTH):
+        write_stats(folder, replace(STATS, step=step, training={"entropy": 1.0, "likelihood_gain": 0.0}))
+        episode = replace(EPISODE, id="q0/0", question_id="q0", searches=(Search(0, "disease x0", ("0#0",)),))
+        write_episodes(folder / "episodes" / f"{step:06d}" / "a.jsonl", [episode])
+    controls.draw_curves(options, tmp_path / "curves.png")
+    assert (tmp_path / "curves.png").stat().st_size > 10_000
 
 
 def test_rules_that_read_say_what_they_should(options):
