@@ -177,8 +177,7 @@ def write_linked(
         for side, mentions in zip(split, apart, strict=True)
     ]
     train, held_out = (side.kept for side in made)
-    both = {question.id for question in shared(train, held_out)}  # of few words, two may be the same
-    train = [question for question in train if question.id not in both]
+    train = unshared(train, held_out)  # of few words, two may be the same
     folder.mkdir(exist_ok=True)
     dropped = [(cause, question) for side in made for question, cause in side.dropped]
     write_jsonl(folder / "train.jsonl", train)
@@ -260,11 +259,17 @@ def collection(folder: Path, options: Options) -> Source:
             write_qrels(options.output_dir / "qrels" / f"{TRAIN if of == TRAIN else 'eval'}.tsv", judgements)
         held_out = questions_of(found, options.eval_split, store.chunks)
         train = questions_of(found, TRAIN, store.chunks) if TRAIN in found.judgements else []
-        both = {question.id for question in shared(train, held_out)}
-        told["training queries that are held out, left out"] = f"{len(both):,}"
-        return [question for question in train if question.id not in both], held_out
+        left = unshared(train, held_out)
+        told["training queries that are held out, left out"] = f"{len(train) - len(left):,}"
+        return left, held_out
 
     return Source(found.documents, split, told)
+
+
+def unshared(train: Sequence[Question], held_out: Sequence[Question]) -> list[Question]:
+    """The training questions that are not held out, under whatever id."""
+    both = {question.id for question in shared(train, held_out)}
+    return [question for question in train if question.id not in both]
 
 
 def halves(

@@ -1,8 +1,8 @@
 """What reinforcement adds where an answer needs two documents: policies trained in several ways, beside controls.
 
     python -m bench.controls --data runs/medquad/data --work runs/controls                      on the dev questions
-    python -m bench.controls --data runs/medquad/data --work runs/controls --split held-out     when choices are made
-    python -m bench.controls --data runs/medquad/data --work runs/controls --split fresh        when nothing is left
+    python -m bench.controls --data runs/medquad/data --work runs/controls --split held-out     once choices are made
+    python -m bench.controls --data runs/medquad/data --work runs/controls --split fresh        last of all
 
 The questions need two documents (data_prep.py --second-hop 6 --eval-share 0.3). Each arm begins with the warm start of
 its seed, whose teacher knows no more than the policy: it shows that one searches again, for any phrase of the first
@@ -595,10 +595,9 @@ def draw_curves(options: Options, path: Path) -> None:
             ]
             measures = measures_of(options, episodes, [by_id[episode.question_id] for episode in episodes])
             figures = step.training | {name: float(np.mean(measures[name])) for name in MEASURES}
-            for name, values in ((name, points[name]) for name in axes):
-                values.append(
-                    figures.get(name, values[-1] if values else np.nan)
-                )  # a step that taught nothing has none
+            for name in axes:
+                before = points[name][-1:] or [np.nan]  # stays, where a step taught nothing
+                points[name].append(figures.get(name, *before))
         for name, panel in axes.items():
             smooth = np.convolve(points[name], np.full(SMOOTH, 1 / SMOOTH), "valid")
             panel.plot(range(SMOOTH, len(points[name]) + 1), smooth, label=f"seed {seed}")

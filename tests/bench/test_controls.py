@@ -44,7 +44,7 @@ def test_the_table_pairs_each_arm_with_those_of_its_seed():
     assert (cells[6][warm], cells[6][expert]) == ("", "")
     assert [line[:2] for line in cells[3::4]] == [[WARM, "all"], [GRPO, "all"]]
     assert cells[7][head.index("tokens")] == "50"  # of 99 and 0, on average
-    assert cells[7][warm][:6] == "+0.875"
+    assert cells[7][warm] == "+0.875 (0.750 to 1.000)"
 
 
 def test_differences_are_of_documents_where_several_questions_share_one():

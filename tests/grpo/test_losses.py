@@ -1,6 +1,7 @@
 """Losses and advantages: values by hand, and micro-batches that add up to the whole, however it is cut."""
 
 import math
+from itertools import product
 
 import pytest
 import torch
@@ -160,10 +161,8 @@ def test_cispo_by_hand():
 def test_dppo_by_hand():
     # Of a loss, probabilities go from .4 to .2 and from .4 to .5, which may come back; of a gain, from .1 to .2.
     new, old = ([0, *map(math.log, some), 0] for some in ((0.2, 0.5, 1, 0.2), (0.4, 0.4, 1, 0.1)))
-    batch, options = (
-        rows(Sequence((5, 6, 7), (0, 1, 1)), SHORT),
-        LossOptions(loss="dppo", clip_low=0.15, clip_high=0.15),
-    )
+    batch = rows(Sequence((5, 6, 7), (0, 1, 1)), SHORT)
+    options = LossOptions(loss="dppo", clip_low=0.15, clip_high=0.15)
     loss, gradient, found = loss_of(batch, [-1.0, 1.0], options, logprobs=new, old=old)
     assert gradient == close([0, 0, 1.25 / 3, 0, -2 / 3, 0])  # the ratio of 2 is kept, the fall by .2 is not
     assert loss == close((-2 + 1.25) / 3)
@@ -219,8 +218,8 @@ def test_a_credit_counts_for_its_own_token_alone():
 
 def test_nothing_sampled_gives_zeros_and_gradients_of_zero():
     batch = rows(Sequence((5, 6), (0, 0)), Sequence((7,), (1,)))
-    for loss in ("clip", "gspo", "cispo", "dppo"):
-        options = LossOptions(loss=loss, aggregation="sequence")
+    for loss, aggregation in product(("clip", "gspo", "cispo", "dppo"), ("token", "sequence")):
+        options = LossOptions(loss=loss, aggregation=aggregation)
         loss, gradient, found = loss_of(
             batch, [1.0, 2.0], options, logprobs=[-math.inf] * 4, sampler=[math.nan] * 4, totals=Totals(0, 0)
         )

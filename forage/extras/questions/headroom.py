@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 import random
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +20,7 @@ from forage.data.own_questions import SAID
 from forage.data.records import Question, asked_of
 from forage.data.relevance import by_document
 from forage.extras.questions.two_documents import Linked, Passages
-from forage.metrics import FEWEST
+from forage.metrics import FEWEST, grouped
 from forage.store.bm25 import BM25, Tokenizer
 from forage.store.fusion import Hit
 from forage.store.manifest import NO_EMBEDDER
@@ -59,14 +58,12 @@ class Headroom:
 def headroom(store: DocumentStore, passages: Passages, questions: Sequence[Question], mode: Mode) -> Headroom:
     """The shares that searches in this mode show of the questions."""
     first = store.search([question.question for question in questions], MORE * AgentSettings.k, mode)
-    names_in: dict[str, list[str]] = defaultdict(list)
-    for mention in passages.mentions:
-        names_in[mention.chunk.id].append(" ".join(mention.name))
+    names_in = grouped((mention.chunk.id, " ".join(mention.name)) for mention in passages.mentions)
     again = [
         (number, f"{name} {asked_of(question)}")
         for number, (question, hits) in enumerate(zip(questions, first, strict=True))
         for name in dict.fromkeys(
-            name for hit in hits[: AgentSettings.k] for name in (hit.title, *names_in[hit.chunk_id])
+            name for hit in hits[: AgentSettings.k] for name in (hit.title, *names_in.get(hit.chunk_id, ()))
         )
     ]
     distinct = list(dict.fromkeys(query for _, query in again))
