@@ -25,6 +25,7 @@ STOPS: dict[str, str] = {
     "engine": "the server failed",
     "agent": "the agent of get_agent failed",
 }
+AS_ASKED = ("answer", "search")
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from forage.agent.episode import Episode, Search
+from forage.agent.episode import AS_ASKED, Episode, Search
 from forage.agent.options import DEPTH, weights_named
 from forage.agent.protocol import CALL, RESPONSE
 from forage.agent.tools import SEARCH
@@ -210,14 +210,14 @@ def has_reference(question: Question) -> bool:
 
 
 def get_format_reward(episodes: Sequence[Episode], questions: Sequence[Question]) -> list[float]:
-    """A third each for running a search, for ending with an answer, and for the share of turns without faults.
+    """A third each for running a search, for ending as asked, and for the share of turns without faults.
 
-    With --max-turns 1 no answer is asked for, and 2/3 is the most.
+    As asked is with an answer or, where --max-turns leaves only searches, with the last of them.
 
     Example: a well-formed search, then a turn with broken JSON, then an answer: 1/3 + 1/3 + 1/3 * 2/3.
     """
     return [
-        (bool(e.searches) + (e.stop == "answer") + sum(not t.faults for t in e.all_turns) / max(1, len(e.all_turns)))
+        (bool(e.searches) + (e.stop in AS_ASKED) + sum(not t.faults for t in e.all_turns) / max(1, len(e.all_turns)))
         / 3
         for e in episodes
     ]

@@ -76,6 +76,18 @@ def searching(store: Store, settings: AgentSettings) -> SearchMany:
     ]
 
 
+def remembering(search_many: SearchMany) -> SearchMany:
+    """The same search, which searches for each text once."""
+    known: dict[str, Sequence[Hit]] = {}
+
+    def search(texts: Sequence[str]) -> list[Sequence[Hit]]:
+        if new := [text for text in dict.fromkeys(texts) if text not in known]:
+            known.update(zip(new, search_many(new), strict=True))
+        return [known[text] for text in texts]
+
+    return search
+
+
 @dataclass(frozen=True)
 class AnswerRank:
     """Where a search found the first chunk that answers its question."""

@@ -141,8 +141,13 @@ def shortened(text: str, length: int) -> str:
 async def _answered(agent: Agent, episode: EpisodeBuilder, seed: int, before: Aside = NOTHING) -> Outcome:
     """The policy's answer to the conversation so far, forced if it gives none by itself.
 
-    An answer cut off by a limit counts as far as it goes, as the agent's does.
+    An answer cut off by a limit counts as far as it goes, as the agent's does. A policy that only searches is not asked
+    for one.
     """
+    if agent.settings.search_only:
+        episode.stop = "search"
+        played = agent.finish(episode)
+        return Outcome(played, (played,), before.sampled, before.read)
     protocol, dropped = agent.protocol, 0
     said = await _said(agent, episode, turn_seed(seed, episode.id, 0))
     reading = agent.read(said.ids)

@@ -95,9 +95,9 @@ def contents(run_dirs: Sequence[Path], max_episodes: int, max_tokens: int) -> di
 
 
 def told_of(run_dir: Path) -> list[str]:
-    """What training changed, in lines: before, after and plain RAG, the verdict, and one question's episodes."""
-    both = first_and_last(run_dir)
-    return [*before_beside_after(run_dir), *verdict_on_run(run_dir, *both), *one_question(run_dir, *both)]
+    """What training changed: a table of before, after and plain RAG, the verdict, and one question's episodes."""
+    both, table = first_and_last(run_dir), "\n".join(before_beside_after(run_dir))
+    return [*filter(None, [table]), *verdict_on_run(run_dir, *both), *one_question(run_dir, *both)]
 
 
 def stats_of(run_dir: Path) -> list[StepStats]:

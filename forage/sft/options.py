@@ -53,7 +53,7 @@ class SFTOptions:
     eval_share: float = 0.1
     """Share of the demonstrations to hold out, only to measure their loss."""
     eval_every: int = 20
-    """Updates between measurements of the held-out loss. A checkpoint follows each, and is made once a minute."""
+    """Updates between measurements of the held-out loss. A checkpoint follows each, and is made every 15 seconds."""
     early_stop: int = 3
     """Stop after this many measurements without a lower held-out loss. Not with --keep last."""
     keep: Literal["best", "last"] = "best"

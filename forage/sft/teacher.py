@@ -11,9 +11,10 @@ from itertools import groupby
 from typing import Literal
 
 from forage.agent.agent import Agent, BatchedSearch, SearchMany, sample_name, searched_for
-from forage.agent.episode import STOPS, Episode
+from forage.agent.episode import AS_ASKED, STOPS, Episode
 from forage.agent.options import AgentSettings
 from forage.agent.protocol import CALL_OPENING, FAULTS, Protocol, write_answer, write_call
+from forage.agent.searcher import remembering
 from forage.agent.tools import functions_for
 from forage.data.records import Question, asked_of
 from forage.engines.base import Engine, Request, Sample
@@ -51,7 +52,7 @@ async def demonstrate(
     teacher: TeacherOptions, seed: int,
 ) -> tuple[list[Episode], Counter[str]]:  # fmt: skip
     """A well-formed episode for each question that a query of the teacher's can answer; how many others, by cause."""
-    choose = random.Random(seed)
+    choose, search_many = random.Random(seed), remembering(search_many)
     if teacher.blind != "no":
         scripts = blind_turns(questions, search_many, protocol, settings, teacher, choose)
         return await recited(scripts, search_many, protocol, settings)
@@ -80,8 +81,7 @@ def blind_turns(
     """The turns of a teacher that doesn't know what answers: they show how one may search, not what for."""
 
     def search(queries: Iterable[tuple[Question, str]]) -> list[Sequence[Hit]]:
-        texts = [searched_for(question, query, settings.question_weight) for question, query in queries]
-        return [*search_many(texts)] if texts else []
+        return [*search_many([searched_for(question, query, settings.question_weight) for question, query in queries])]
 
     first = [protocol.harmless(question.question) for question in questions]
     again = [
@@ -158,8 +158,7 @@ async def recited(
         played.append(await agent.play(question, number))
         bar.update()
     broken = [episode for episode in played if not episode.well_formed]
-    ended = ("answer", "search")
-    causes = Counter(FAULTS[each.faults[0]] if each.stop in ended else STOPS[each.stop] for each in broken)
+    causes = Counter(FAULTS[each.faults[0]] if each.stop in AS_ASKED else STOPS[each.stop] for each in broken)
     return [episode for episode in played if episode.well_formed], causes
 
 
@@ -250,14 +249,13 @@ def write_turns(
 def search_candidates(
     questions: Sequence[Question], queries: Mapping[str, Sequence[str]], search_many: SearchMany, question_weight: int
 ) -> dict[str, dict[str, Sequence[Hit]]]:
-    """By question id, what each of its queries finds. All are searched in one batch, without duplicates."""
-    texts = {
-        question.id: {query: searched_for(question, query, question_weight) for query in queries[question.id]}
-        for question in questions
-    }
-    distinct = sorted({text for text_of in texts.values() for text in text_of.values()})
-    found = dict(zip(distinct, search_many(distinct), strict=True)) if distinct else {}
-    return {name: {query: found[text] for query, text in text_of.items()} for name, text_of in texts.items()}
+    """By question id, what each of its queries finds. All are searched in one batch."""
+    asked = [(question, query) for question in questions for query in queries[question.id]]
+    found: dict[str, dict[str, Sequence[Hit]]] = {question.id: {} for question in questions}
+    hits_of = search_many([searched_for(question, query, question_weight) for question, query in asked])
+    for (question, query), hits in zip(asked, hits_of, strict=True):
+        found[question.id][query] = hits
+    return found
 
 
 def first_relevant(hits: Iterable[Hit], question: Question) -> int | None:

@@ -33,7 +33,7 @@ from forage.sft.teacher import causes_of, demonstrate
 from forage.store.opening import open_address
 from forage.text import typed
 
-SAVED_EVERY = 60.0  # seconds at most between checkpoints
+SAVED_EVERY = 15.0  # seconds at most between checkpoints
 
 
 def get_demonstrations(options: SFTOptions, protocol: Protocol, settings: AgentSettings) -> list[Episode]:

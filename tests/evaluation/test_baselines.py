@@ -62,6 +62,13 @@ def test_plain_rag_looks_like_the_agents_own_conversation(protocol):
     assert len(engine.requests) == 1
 
 
+def test_of_a_policy_that_only_searches_no_answer_is_asked(protocol):
+    engine, outcome, asked = play(plain_rag, protocol, max_turns=1, max_turn_tokens=32)
+    assert (asked, outcome.episode.hits, outcome.episode.stop, outcome.sampled_tokens, engine.requests) == (
+        ["What is gout?"], ("What is gout?#0", "What is gout?#1"), "search", 0, [],
+    )  # fmt: skip
+
+
 async def agents_own(protocol, answer):
     engine = InOrder(protocol, write_call("What is gout?"), answer)
     return await Agent(engine, protocol, BatchedSearch(search_many)).play(QUESTION), engine

@@ -75,8 +75,9 @@ def test_what_training_changed_by_hand(tmp_path):
     mean = {"mean": 0.5, "low": 0.5, "high": 0.5}
     write_evaluations(tmp_path, {0: {"found": mean}, 9: {"found": mean}})
     write_plain_rag(tmp_path, {"found": {f"q{n}": float(n > 4) for n in range(6)}})
-    table, row, overall, plain, *question = told_of(tmp_path)
-    assert table.split() == ["held", "out", "before", "after", "plain", "RAG"]
+    table, overall, plain, *question = told_of(tmp_path)
+    heads, row = table.split("\n")
+    assert heads.split() == ["held", "out", "before", "after", "plain", "RAG"]
     assert row.split()[-4:] == ["0.167", "(0.000", "to", "0.500)"]
     assert overall.startswith("Shown: the trained policy is better than the one before training; ")
     assert "the trained policy minus plain RAG is +0.833 (+0.500 to +1.000) in found on 6 questions" in plain

@@ -55,11 +55,12 @@ def test_format_by_hand():
         (EPISODE, 1.0),
         (replace(EPISODE, turns=(broken, second)), (1 + 1 + 1 / 2) / 3),
         (replace(EPISODE, searches=()), 2 / 3),
+        (replace(EPISODE, stop="search"), 1.0),
         (replace(EPISODE, stop="turns", turns=(broken, broken)), 1 / 3),
         (replace(EPISODE, stop="no_action", searches=(), turns=(broken,)), 0.0),
         (replace(EPISODE, stop="tokens", searches=(), turns=()), 0.0),
     ]
-    assert get_format_reward([e for e, _ in cases], [QUESTION] * 6) == pytest.approx([r for _, r in cases])
+    assert get_format_reward([e for e, _ in cases], [QUESTION] * 7) == pytest.approx([r for _, r in cases])
 
 
 # Steps
