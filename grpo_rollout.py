@@ -1,7 +1,7 @@
 """Stage 4: the rewards, the agent's tools, and its episodes.
 
-Edit `get_reward_functions` to reward something else, `get_tools` to give the agent another tool besides search, and
-`get_agent` to train an agent of your own.
+Edit `get_reward_functions` to reward something else, `get_tools` to give the agent another tool besides search,
+`get_agent` to train an agent of your own, and `get_hints` to tell a teacher something else.
 
     python grpo_rollout.py --data data --policy models/warm --run-dir runs/grpo               plays one step
     python grpo_rollout.py --data data --policy models/warm --run-dir runs/grpo --follow      plays all steps
@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from forage.agent.agent import Player
     from forage.agent.searcher import Searcher
     from forage.agent.tools import ToolFunction
+    from forage.data.records import Question
     from forage.store.embedder import Embedder
 
 
@@ -60,6 +62,11 @@ def get_agent() -> Player | None:
     (docs/gateway.md).
     """
     return None  # such as recorded(my_agent), with recorded from forage.extras.gateway
+
+
+def get_hints(questions: Sequence[Question]) -> list[str]:
+    """What only the teacher of grpo_train.py --teacher hint reads beside each question: edit this."""
+    return [f"Hint: this is about {question.focus}. {question.answer}" for question in questions]
 
 
 @dataclass(frozen=True)

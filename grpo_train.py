@@ -33,6 +33,7 @@ def main(options: TrainOptions, make_rewards: MakeRewards = get_reward_functions
     from forage.grpo.own_server import own_server  # after the checks: these load torch
     from forage.grpo.players import open_play
     from forage.grpo.resume import agree_on_run
+    from forage.grpo.teacher import open_teacher
     from forage.grpo.training import open_learner, train
     from forage.policy.manifest import read_policy_manifest, write_policy_manifest
     from forage.rollout.agreement import adapter_of, read_run
@@ -63,9 +64,11 @@ def main(options: TrainOptions, make_rewards: MakeRewards = get_reward_functions
         memory = options.update.memory.on_this_device(settings.max_tokens, quantized=policy_manifest.quantized)
         options = replace(options, update=replace(options.update, memory=memory))
         learner = open_learner(options, policy_manifest, start)
+        name, asked = options.update.teacher, [*questions["train"].values()]
+        teacher = open_teacher(name, policy_manifest, settings, asked, learner) if name else None
         manifest = first_alone(lambda: agreed)
         with closing(open_play(options, settings, make_rewards, questions, manifest.embedder)) as play:
-            train(options, settings.max_tokens, learner, play, manifest, questions)
+            train(options, settings.max_tokens, learner, play, manifest, questions, teacher)
         first_alone((run_dir / FINISHED).touch)
     leave_processes()
 

@@ -16,8 +16,9 @@ from peft import LoraConfig, get_peft_model, get_peft_model_state_dict
 from safetensors.torch import save_file
 from transformers import BitsAndBytesConfig, LlamaForCausalLM
 
-from forage.grpo.learner import Learner
+from forage.grpo.learner import REFERENCE, TEACHER, Learner
 from forage.grpo.sharding import ShardedLearner
+from forage.grpo.teacher import Teacher
 from forage.policy.packing import pack, pack_trees
 from forage.processes import all_gather, is_first, join_processes
 from tests.factories import Sequence, tiny_model
@@ -49,13 +50,21 @@ def tiny_policy(seed=1, *, checkpointing=True, four_bit=None):
 
 def micro_batches(step):
     """Three, so that one of two processes has one less."""
+    return [batch for group in sequences(step) for batch in pack(group, budget=100)]
+
+
+def sequences(step):
     draw = torch.Generator().manual_seed(step)
-    lengths = [(9, 7), (11,), (5, 6, 4)]
-    batches = []
-    for group in lengths:
-        ids = [tuple(torch.randint(1, 61, (length,), generator=draw).tolist()) for length in group]
-        batches += pack([Sequence(row, (0, 0) + (1,) * (len(row) - 2)) for row in ids], budget=100)
-    return batches
+    for group in [(9, 7), (11,), (5, 6, 4)]:
+        rows = [tuple(torch.randint(1, 61, (length,), generator=draw).tolist()) for length in group]
+        yield [Sequence(row, (0, 0) + (1,) * (len(row) - 2)) for row in rows]
+
+
+def marks(learner, start):
+    """A teacher's, of rows in three micro-batches."""
+    learner.keep(TEACHER, start)
+    rows = [row for group in sequences(3) for row in group]
+    return Teacher().logprobs(learner, rows, 1.0, lambda read: pack(read, budget=18))
 
 
 def update(learner, step):
@@ -115,14 +124,15 @@ def put_through(sharding, offload, folder):
     start, first = folder.parent / "start", micro_batches(1)[0]
     kind = {"sharding": sharding, "offload": offload, "chunk": 4}  # chunks that are not as many for each
     learner = ShardedLearner(tiny_policy(), **kind)
-    learner.keep_reference(start)
+    learner.keep(REFERENCE, start)
     found = {"held": all_gather(held(learner, sharding)), "title": learner.strategy.title}
     tensors = {}
     with torch.no_grad():
         tensors["before"] = learner.score(first, 1.0).logprobs_BT
     found["norms"] = [update(learner, 1)]
     tensors |= {f"first.{name}": weight for name, weight in adapter_state(learner).items()}
-    tensors["reference"] = learner.reference(first, 1.0)
+    tensors["reference"] = learner.kept(REFERENCE, first, 1.0)
+    tensors["marks"] = marks(learner, start)
     learner.save(folder / "state", 1, {"extra": 1})
     drawn = torch.rand(3)
     # A gradient that is none leaves no trace.

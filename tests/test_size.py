@@ -20,22 +20,22 @@ from tests.road import make_start, measure, walk
 
 # folder: (tokens of its Python files, modules directly in it). A folder of forage/ holds those inside it.
 BUDGETS = {
-    "scripts": (9_923, 11),  # those in the root
+    "scripts": (10_010, 11),  # those in the root
     "forage": (13_526, 12),  # the modules of forage/ itself
-    "forage/agent": (15_045, 9),
+    "forage/agent": (15_149, 9),
     "forage/data": (16_747, 12),
     "forage/engines": (10_984, 5),
-    "forage/evaluation": (11_619, 9),
-    "forage/extras": (48_463, 9),
-    "forage/grpo": (19_685, 10),
+    "forage/evaluation": (11_657, 9),
+    "forage/extras": (48_450, 9),
+    "forage/grpo": (21_036, 11),
     "forage/policy": (9_674, 9),
     "forage/publishing": (3_117, 2),
-    "forage/rollout": (7_350, 5),
-    "forage/runs": (9_417, 5),
-    "forage/sft": (4_597, 3),
+    "forage/rollout": (7_360, 5),
+    "forage/runs": (9_433, 5),
+    "forage/sft": (4_591, 3),
     "forage/store": (12_203, 10),
     "bench": (23_852, 13),
-    "tests": (218_072, 50),
+    "tests": (220_679, 50),
 }
 ROAD = {"files": 60, "functions": 570, "lines": 5_105}  # a processor without bf16 units calls some others
 OPTIONS = {"grpo_train": 60}

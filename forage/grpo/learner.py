@@ -15,7 +15,8 @@ from forage.policy.checkpoint import load_checkpoint, save_checkpoint
 from forage.policy.logprobs import TokenScores, token_scores
 from forage.policy.packing import TokenBatch
 
-REFERENCE = "reference"  # name of the adapter that the KL term is measured against
+# Adapters that are kept beside the one in training: what the KL term is measured against, and a teacher's.
+REFERENCE, TEACHER = "reference", "teacher"
 
 
 class Scorer(nn.Module):
@@ -49,9 +50,9 @@ class Learner:
         """Log-probabilities by the current policy, with a gradient unless torch.no_grad is on."""
         return self.scorer(batch.to(self.device), temperature)
 
-    def reference(self, batch: TokenBatch, temperature: float) -> Tensor:
-        """Log-probabilities by the policy that training began with, without dropout."""
-        self.policy.set_adapter(REFERENCE, inference_mode=True)
+    def kept(self, name: str, batch: TokenBatch, temperature: float) -> Tensor:
+        """Log-probabilities by an adapter that is kept, without dropout."""
+        self.policy.set_adapter(name, inference_mode=True)
         try:
             return self.score_frozen(batch, temperature)
         finally:
@@ -67,10 +68,10 @@ class Learner:
         finally:
             self.policy.train(training)
 
-    def keep_reference(self, folder: Path) -> None:
-        """Load a published adapter as the reference of the KL term."""
+    def keep(self, name: str, folder: Path) -> None:
+        """Load a published adapter beside the one in training."""
         training = self.policy.training
-        self.policy.load_adapter(str(folder), adapter_name=REFERENCE, is_trainable=False)
+        self.policy.load_adapter(str(folder), adapter_name=name, is_trainable=False)
         self.policy.train(training)  # peft turns training mode off, and activation checkpointing with it
 
     def backward(self, loss: Tensor, *, last: bool) -> None:

@@ -88,6 +88,7 @@ def advantages(rewards_N: Numbers, groups_N: Collection[Hashable], method: str =
                  easy question would look like a good episode
     best         0, 0, 1, 0: 1 for the first of the best and 0 for all others, so that a step imitates the best samples
                  and learns nothing from the rest: RAFT, https://arxiv.org/abs/2304.06767, or expert iteration
+    none         0, 0, 0, 0: the rewards teach nothing, and are only measured
     maxrl        -1, -1, 1, 1: minus the mean, divided by it, for rewards of 0 or 1: the gradient of the log chance to
                  succeed, so that a rare success counts more, https://arxiv.org/abs/2602.02710
     module:name  a function of your own, as those of ADVANTAGES
@@ -165,6 +166,7 @@ ADVANTAGES: dict[str, Advantage] = {  # --advantage lists them in options.py
     "reinforce++": by_batch_deviation,
     "best": first_best,
     "maxrl": by_success,
+    "none": lambda differences_N, groups: torch.zeros_like(differences_N),
 }
 
 
@@ -232,6 +234,8 @@ class ScoredBatch:
     """Entropy of the policy in training; only reported."""
     credits_BT: Tensor | None = None
     """What is added to the advantage of a token's episode for this token alone."""
+    teacher_BT: Tensor | None = None
+    """Log-probabilities by a teacher."""
 
 
 @dataclass(frozen=True)
@@ -252,6 +256,8 @@ class LossTerms:
     """Log-probability by the trainer at the start of the step, minus the sampler's."""
     kl_BT: Tensor | None
     entropy_BT: Tensor | None
+    teacher_BT: Tensor | None
+    """Log-probability by a teacher, minus the trainer's at the start of the step."""
 
 
 def loss_terms(scored: ScoredBatch, options: LossOptions, totals: Totals) -> LossTerms:
@@ -267,6 +273,10 @@ def loss_terms(scored: ScoredBatch, options: LossOptions, totals: Totals) -> Los
     advantages_BT = scored.advantages_N.to(device, torch.float32)[sequence_BT]
     if scored.credits_BT is not None:
         advantages_BT = advantages_BT + _where(mask_BT, scored.credits_BT)
+    teacher_BT = None if scored.teacher_BT is None else _where(mask_BT, scored.teacher_BT) - old_BT
+    if teacher_BT is not None:  # beside the advantages, whatever their scale: summed over tokens, it is a KL's gradient
+        cap = options.teacher_cap
+        advantages_BT = advantages_BT + options.teacher_weight * teacher_BT.clamp(-cap, cap)
 
     tokens = LossTokens(
         logprobs_BT, old_BT, _exp(logprobs_BT - old_BT), advantages_BT, sequence_BT, lengths_N
@@ -285,6 +295,7 @@ def loss_terms(scored: ScoredBatch, options: LossOptions, totals: Totals) -> Los
         mismatch_BT=mismatch_BT,
         kl_BT=None if reference_BT is None else _k3(_where(mask_BT, reference_BT) - logprobs_BT),
         entropy_BT=scored.entropy_BT,
+        teacher_BT=teacher_BT,
     )
 
 
@@ -392,6 +403,7 @@ def loss_sums(terms: LossTerms) -> dict[str, Tensor]:
         "clip_low": policy.clipped_low_BT, "clip_high": policy.clipped_high_BT, "ratio": ratio_BT,
         "corrected": terms.corrected_BT, "kl": terms.kl_BT, "entropy": terms.entropy_BT,
         "mismatch_kl": _k3(terms.mismatch_BT), "mismatch_abs": terms.mismatch_BT.abs(), "tokens": mask_BT,
+        "teacher_kl": None if terms.teacher_BT is None else _k3(terms.teacher_BT),
     }  # fmt: skip
     sums = {name: _where(mask_BT, values_BT).sum() for name, values_BT in values.items() if values_BT is not None}
     return sums | {
@@ -428,6 +440,7 @@ def summary(sums: Mapping[str, Tensor]) -> dict[str, float]:
     ratio_max, ratio_min
     mismatch_kl       KL of the engine's policy to the trainer's at the start of the step (k3, on the engine's tokens)
     mismatch_mean_abs mean distance of their log-probabilities
+    teacher_kl        KL of the policy at the start of the step to a teacher (k3)
     corrected_share   share of tokens whose correction met the cap
     tokens            how many were kept
 
@@ -438,7 +451,7 @@ def summary(sums: Mapping[str, Tensor]) -> dict[str, float]:
     means = {
         "kl": "kl", "entropy": "entropy", "clip_low_share": "clip_low", "clip_high_share": "clip_high",
         "ratio_mean": "ratio", "mismatch_kl": "mismatch_kl", "mismatch_mean_abs": "mismatch_abs",
-        "corrected_share": "corrected",
+        "corrected_share": "corrected", "teacher_kl": "teacher_kl",
     }  # fmt: skip
     result = {name: values[total] / max(tokens, 1.0) for name, total in means.items() if total in values}
     result |= {name: values[name] if tokens else 0.0 for name in ("ratio_max", "ratio_min")}

@@ -17,7 +17,8 @@ from forage.rollout.options import RolloutOptions
 from forage.runs.trackers import Choice
 
 LossName = Annotated[Literal["clip", "gspo", "cispo", "dppo"] | str, TRUST]  # keys of LOSSES, or module:name
-AdvantageName = Annotated[Literal["grpo", "dr_grpo", "rloo", "reinforce++", "best", "maxrl"] | str, TRUST]
+AdvantageName = Annotated[Literal["grpo", "dr_grpo", "rloo", "reinforce++", "best", "maxrl", "none"] | str, TRUST]
+HINT = "hint"  # a teacher that is the policy itself, with get_hints of grpo_rollout.py before its eyes
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,11 @@ class LossOptions:
     fengyao.notion.site/off-policy-rl), or weights outside 1/2 to 2 are set to 0 (mask: IcePop, 2510.18855)."""
     correction_cap: float = fixed(2.0)
     """Cap of that ratio; a mask also drops ratios below 1 over this."""
+    teacher_weight: float = 1.0
+    """With --teacher: how much a token's advantage rises for each nat by which it is likelier to the teacher."""
+    teacher_cap: float = fixed(5.0)
+    """The most nats of one token that count, above or below 0: a token that is out of the question for the teacher
+    would outweigh all others of its step."""
 
     def check(self) -> None:
         """Refuse what can't be meant, before a model is loaded."""
@@ -79,13 +85,19 @@ class UpdateOptions:
     """How a group's rewards become advantages. grpo: minus the group's mean, divided by its deviation. dr_grpo: minus
     the mean. rloo: minus the mean of the others. reinforce++: minus the mean, divided by the batch's deviation. best: 1
     for the best episode and 0 for the others, to imitate the best (expert iteration). maxrl: minus the mean, divided by
-    it, for rewards of 0 or 1 (2602.02710). module:name: your own, as those of forage/grpo/losses.py."""
+    it, for rewards of 0 or 1 (2602.02710). none: 0, so that a --teacher alone teaches. module:name: your own, as those
+    of forage/grpo/losses.py."""
     learn_from: int = 0
     """Train only on the N episodes of each group whose rewards vary most (PODS, 2504.13818). This pays if updates cost
     more than playing. 0: train on all."""
     credit: Credit = "episode"
     """What a token is credited with: its episode's advantage (episode), or, for the tokens of a query, also what the
     search would lose without their word (words). The latter teaches faster which words are worth saying."""
+    teacher: str = ""
+    """Who marks every token that the policy sampled: the token's advantage rises by how much likelier it is to the
+    teacher than to the policy (on-policy distillation). A policy folder or a run made from the same base, by its newest
+    adapter; or hint: the policy itself, told what get_hints of grpo_rollout.py says of the question (2601.20802). Alone
+    with --advantage none."""
     word_cost: float = 0.0
     """With --credit words: what each word of a query costs, on a scale where 1 is all that a search can find. A small
     cost such as .005 keeps the policy from adding useless words."""
@@ -99,6 +111,8 @@ class UpdateOptions:
         check_at_least_one(self, "epochs")
         if self.word_cost and self.credit != "words":
             raise UserError(f"--word-cost {self.word_cost} costs nothing without --credit words; add that")
+        if self.advantage == "none" and not self.teacher:
+            raise UserError("--advantage none leaves nothing to learn from; add --teacher")
         if self.learn_from == 1:
             raise UserError(f"--learn-from {self.learn_from} leaves nothing to compare; give 2 or more, or 0 for all")
 

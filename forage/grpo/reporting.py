@@ -223,14 +223,14 @@ def means(values: Sequence[float], window: int) -> list[float]:
 # Training neither waits for them nor ends where they fail.
 
 ROOT = Path(__file__).parents[2]  # of this package, wherever a script was started
-DRAW_EVERY = 20.0  # seconds
+DRAW_EVERY = 60.0  # seconds, of which a drawing takes some 6 of a core
 COMMAND = (sys.executable, "-m", "forage.runs.report")
 
 
 class Drawing:
-    """Draws after a step with an evaluation, and after any that ends 20 seconds after the last drawing began.
+    """Draws after a step with an evaluation, and after any that ends a minute after the last drawing began.
 
-    Example: steps end after 8, 16, 24, 32 and 50 seconds, the second one with an evaluation: drawn at 16 and 50.
+    Example: steps end after 8, 16, 40, 70 and 90 seconds, the second one with an evaluation: drawn at 16 and 90.
     """
 
     def __init__(self, run_dir: Path) -> None:

@@ -25,9 +25,11 @@ from forage.errors import UserError, first_line
 from forage.files import remove_folder
 from forage.grpo.learner import Learner
 from forage.grpo.losses import advantage_named, loss_named
-from forage.grpo.options import FREE, TrainOptions
+from forage.grpo.options import FREE, HINT, TrainOptions
+from forage.grpo.teacher import get_hints_named, teacher_adapter
 from forage.manifest import contradictions, flat, plain
 from forage.policy.adapters import DIGITS, adapter_path, sampled_by, version_name, versions, weights_digest
+from forage.policy.manifest import read_policy_manifest
 from forage.rollout.agreement import (
     RUN_FILE,
     RunManifest,
@@ -136,8 +138,12 @@ def agree_on_run(options: TrainOptions, settings: AgentSettings, make_rewards: M
         raise UserError(f"{run_dir} holds a run but no {RUN_FILE}; put that back, or give another --run-dir")
     loss, advantage = options.update.loss.loss, options.update.advantage
     parts = {loss: loss_named(loss), advantage: advantage_named(advantage)}  # fails before anything is loaded
-    own = [part for name, part in parts.items() if ":" in name]
+    own, teacher = [part for name, part in parts.items() if ":" in name], options.update.teacher
+    own += [get_hints_named()] if teacher == HINT else []
     now = manifest_now(options.rollout, settings, make_rewards, run_dir, known, options, own)
+    if teacher not in ("", HINT):
+        policy = read_policy_manifest(options.rollout.policy)
+        now = replace(now, teacher=weights_digest(teacher_adapter(teacher, policy)))
     if known:
         words = contradictions({"options": now.options}, {"options": known.options}, FREE_PARTS)
         words += disagreements(known, now)

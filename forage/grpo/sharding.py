@@ -495,6 +495,9 @@ class GatheredState:
         return max((state["step"].item() for state in self.optimizer.state.values()), default=0.0)
 
 
+SCALE = ("r", "lora_alpha", "use_rslora", "use_dora")  # how an adapter's weights are used, beside the weights
+
+
 class ShardedLearner(Learner):
     """A Learner over joined processes (join_processes): each loads the same policy and calls the same methods."""
 
@@ -519,30 +522,30 @@ class ShardedLearner(Learner):
         scorer = LockstepScorer(policy, same_chunks=sharding == "zero3", chunk=chunk, shared=shared)
         self.strategy = make_strategy(scorer, sharding, offload)
         self.scorer = self.strategy.scorer
-        self._reference: list[Tensor] = []
+        self._kept: dict[str, list[Tensor]] = {}
         torch.manual_seed(torch.initial_seed() + self.rank)  # each process draws its own dropout
 
-    def reference(self, batch: TokenBatch, temperature: float) -> Tensor:
+    def kept(self, name: str, batch: TokenBatch, temperature: float) -> Tensor:
         """As in Learner. Don't call it between a score and its backward pass, while the weights are in use."""
-        self._swap_reference()
+        self._swap(name)
         try:
             return self.score_frozen(batch, temperature)
         finally:
-            self._swap_reference()
+            self._swap(name)
 
-    def keep_reference(self, folder: Path) -> None:
+    def keep(self, name: str, folder: Path) -> None:
         weights = self._read_adapter(folder)
-        self._reference = [
+        self._kept[name] = [
             self.strategy.own_part(number, weight.to(self.device)).clone() for number, weight in enumerate(weights)
         ]
 
-    def _swap_reference(self) -> None:
-        """Exchange the adapter's parts with the reference's: loading a second adapter would shard the model again."""
+    def _swap(self, name: str) -> None:
+        """Exchange the adapter's parts with a kept one's: loading a second adapter would shard the model again."""
         self.strategy.release()
-        for weight, reference in zip(self.strategy.working_weights(), self._reference, strict=True):
+        for weight, kept in zip(self.strategy.working_weights(), self._kept[name], strict=True):
             before = weight.clone()
-            weight.copy_(reference)
-            reference.copy_(before)
+            weight.copy_(kept)
+            kept.copy_(before)
 
     def backward(self, loss: Tensor, *, last: bool) -> None:
         self.strategy.backward(loss, last=last)
@@ -565,12 +568,13 @@ class ShardedLearner(Learner):
 
     def _read_adapter(self, folder: Path) -> list[Tensor]:
         """The adapter's weights in the order of `names`."""
-        from peft import get_peft_model_state_dict, load_peft_weights
+        from peft import PeftConfig, get_peft_model_state_dict, load_peft_weights
 
         numbers = {name: torch.tensor(number) for number, name in enumerate(self.names)}
         keys = get_peft_model_state_dict(self.policy, numbers, save_embedding_layers=False)
         saved = load_peft_weights(str(folder), device="cpu")
-        if set(keys) != set(saved):
+        own, its = self.policy.peft_config["default"], PeftConfig.from_pretrained(str(folder))
+        if set(keys) != set(saved) or any(getattr(own, name) != getattr(its, name) for name in SCALE):
             raise UserError(f"{folder} holds another kind of adapter than the one in training; use one of this run")
         ordered = sorted(keys, key=lambda key: int(keys[key]))
         return [saved[key].float() for key in ordered]

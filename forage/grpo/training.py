@@ -14,7 +14,7 @@ from forage.agent.episode import Episode
 from forage.agent.rewards import names_of_rewards
 from forage.data.splits import Splits
 from forage.errors import UserError
-from forage.grpo.learner import Learner
+from forage.grpo.learner import REFERENCE, Learner
 from forage.grpo.options import TrainOptions
 from forage.grpo.players import Play
 from forage.grpo.reporting import Drawing, Reports, collect, fault_of, open_reports
@@ -32,6 +32,7 @@ from forage.grpo.resume import (
     write_plans,
 )
 from forage.grpo.sharding import ShardedLearner
+from forage.grpo.teacher import Teacher
 from forage.grpo.update import UpdateContext, prepare, update
 from forage.metrics import bootstrapped
 from forage.policy.adapters import adapter_path, versions, weights_digest, whole_digest
@@ -49,7 +50,13 @@ MAX_ROLLBACKS = 3  # after as many, the next sign of collapse stops the run
 
 
 def train(
-    options: TrainOptions, max_tokens: int, learner: Learner, play: Play, manifest: RunManifest, questions: Splits
+    options: TrainOptions,
+    max_tokens: int,
+    learner: Learner,
+    play: Play,
+    manifest: RunManifest,
+    questions: Splits,
+    teacher: Teacher | None = None,
 ) -> None:
     """Train from the last checkpoint to the last step. Every process runs this; `first_alone` is for one to do."""
     run, run_dir = open_run(options, learner, manifest, questions), options.run_dir
@@ -75,7 +82,7 @@ def train(
             play.sleep(run.phases)
             replaces_flat = options.replace_flat > 0
             batch = prepare(episodes, options.update, manifest.weights, max_tokens, replaces_flat=replaces_flat)
-            context = UpdateContext(options.update, options.rollout.temperature, shared, run.phases)
+            context = UpdateContext(options.update, options.rollout.temperature, shared, run.phases, teacher)
             # Makes dropout the same however often the run was killed, whether its episodes were played or read again.
             torch.manual_seed((options.rollout.seed * 1_000_003 + run.step) * world() + rank())
             figures = update(learner, batch, context)
@@ -177,7 +184,7 @@ def open_learner(options: TrainOptions, policy_manifest: PolicyManifest, start: 
     if isinstance(learner, ShardedLearner) and is_first():
         say(f"training by {learner.strategy.title}, processes: {world()}")
     if options.update.loss.beta:
-        learner.keep_reference(start)
+        learner.keep(REFERENCE, start)
     return learner
 
 

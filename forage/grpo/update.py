@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import numpy as np
@@ -14,7 +14,7 @@ from torch import Tensor
 from forage.agent.episode import Episode, Segment
 from forage.agent.rewards import Floats, combine_rewards, names_of_rewards
 from forage.errors import UserError, first_line
-from forage.grpo.learner import Learner
+from forage.grpo.learner import REFERENCE, Learner
 from forage.grpo.losses import (
     ScoredBatch,
     Totals,
@@ -29,6 +29,7 @@ from forage.grpo.losses import (
     widest,
 )
 from forage.grpo.options import LossOptions, UpdateOptions
+from forage.grpo.teacher import Teacher
 from forage.metrics import grouped
 from forage.optimizer import CPU_BUDGET
 from forage.policy.packing import Budget, TokenBatch, Tokens, pack, pack_trees, values_like
@@ -51,10 +52,10 @@ class TrainingBatch:
     credits: Sequence[Sequence[float]] = ()
     """What is added to the advantage, by episode and token; empty where tokens have no credit of their own."""
 
-    def teaches(self, number: int) -> bool:
-        """Whether an episode has a gradient, were there no KL term."""
+    def teaches(self, number: int, teacher: Teacher | None = None) -> bool:
+        """Whether an episode has a gradient, were there no KL term; every one that is kept has, with a teacher."""
         credits = self.credits[number] if self.credits else ()
-        return bool(self.keep_N[number] and (self.advantages_N[number] or any(credits)))
+        return bool(self.keep_N[number] and (teacher or self.advantages_N[number] or any(credits)))
 
 
 OVERLONG_MARGIN = 256  # tokens before --max-tokens at which --overlong punish begins
@@ -123,6 +124,7 @@ class UpdateContext:
     """Sampling temperature of the episodes: the loss is that of the distribution they were drawn from."""
     share_prompts: bool
     phases: Phases = field(default_factory=Phases)
+    teacher: Teacher | None = None
 
     def pack(self, episodes: Sequence[Tokens], budget: int) -> list[TokenBatch]:
         return (pack_trees if self.share_prompts else pack)(episodes, budget)
@@ -138,6 +140,8 @@ class TaughtEpisodes:
     """Counts of all episodes that are kept, including those without a gradient."""
     credits: Sequence[Sequence[float]] = ()
     """By episode and token, as in the batch."""
+    teacher_NT: Tensor | None = None
+    """Log-probabilities by a teacher."""
 
 
 class OldLogprobs:
@@ -162,10 +166,10 @@ class OldLogprobs:
 
 def update(learner: Learner, batch: TrainingBatch, context: UpdateContext) -> dict[str, float]:
     """Update the policy once per epoch; return the figures of the last epoch."""
-    taught = taught_episodes(batch, context.options.loss)
+    taught, teacher = taught_episodes(batch, context.options.loss, context.teacher), context.teacher
     figures = {
         "learning_rate": context.options.learning_rate, "grad_norm": 0.0, "tokens": 0.0, "micro_batches": 0.0,
-        "taught": float(sum(map(batch.teaches, range(len(batch.episodes))))),
+        "taught": float(sum(batch.teaches(number, teacher) for number in range(len(batch.episodes)))),
     }  # fmt: skip
     if not taught.episodes:
         return figures
@@ -175,6 +179,10 @@ def update(learner: Learner, batch: TrainingBatch, context: UpdateContext) -> di
         budget.within_memory, longest=max(len(episode.ids) for episode in taught.episodes),
         drop_gradients=learner.drop_gradients, can_start_over=learner.can_start_over,
     )  # fmt: skip
+    if teacher:
+        with context.phases("teacher"):
+            packed = partial(teacher.logprobs, learner, taught.episodes, context.temperature)
+            taught = replace(taught, teacher_NT=fitting(lambda tokens: packed(partial(context.pack, budget=tokens))))
     for _ in range(context.options.epochs):  # memory that runs out leaves those before it: they changed the policy
         sums = fitting(lambda tokens: learn_epoch(tokens, learner, taught, old, context))
         figures["grad_norm"] = change_weights(learner, context)
@@ -241,11 +249,13 @@ def change_weights(learner: Learner, context: UpdateContext) -> float:
         ) from error
 
 
-def taught_episodes(batch: TrainingBatch, options: LossOptions) -> TaughtEpisodes:
-    """Leave out episodes without a gradient: those not kept and, without a KL term, those with advantage 0."""
+def taught_episodes(batch: TrainingBatch, options: LossOptions, teacher: Teacher | None = None) -> TaughtEpisodes:
+    """Leave out episodes without a gradient: those not kept and, without a KL term or a teacher, with advantage 0."""
     parts = [(number, part) for number, episode in enumerate(batch.episodes) for part in episode.segments]
     taught = [
-        (number, part) for number, part in parts if batch.keep_N[number] and (options.beta or batch.teaches(number))
+        (number, part)
+        for number, part in parts
+        if batch.keep_N[number] and (options.beta or batch.teaches(number, teacher))
     ]
     numbers, segments = [number for number, _ in taught], [part for _, part in taught]
     credits = [
@@ -263,7 +273,7 @@ def learn_part(
     """Add a micro-batch's gradients. Returns its sums."""
     options, temperature = context.options.loss, context.temperature
     with context.phases("logprobs"):
-        reference_BT = learner.reference(part, temperature) if options.beta else None
+        reference_BT = learner.kept(REFERENCE, part, temperature) if options.beta else None
         scores = learner.score(part, temperature)
     old_BT = old.of(part)
     if old_BT is None:
@@ -273,6 +283,7 @@ def learn_part(
         part, taught.advantages_N, scores.logprobs_BT, old_BT,
         values_like(part, [each.logprobs for each in taught.episodes]), reference_BT, scores.entropy_BT,
         credits_BT=values_like(part, taught.credits) if taught.credits else None,
+        teacher_BT=None if taught.teacher_NT is None else taught.teacher_NT[part.sequence_BT, part.positions_BT],
     )  # fmt: skip
     terms = loss_terms(scored, options, taught.totals)
     loss, sums = policy_loss(terms, options), loss_sums(terms)

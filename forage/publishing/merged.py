@@ -168,10 +168,10 @@ def load(base: Path, adapter: Path) -> Any:
 # The proof
 
 
-# About twice the largest mean difference that rounding alone made on SmolLM2-135M: 0.026, 0.003, 0.000012 (r 16, alpha
-# 32 on every linear layer, B of std 0.002 to 0.05, LoRA and DoRA). At std 0.02, half the scale made 0.17, twice the
-# scale 0.36.
-TOLERANCES = {"bfloat16": 0.05, "float16": 0.006, "float32": 1e-4}
+# About twice the largest mean difference that rounding alone made on SmolLM2-135M: 0.051 (a trained policy), 0.003,
+# 0.000012 (r 16, alpha 32 on every linear layer, B of std 0.002 to 0.05, LoRA and DoRA). At std 0.02, half the scale
+# made 0.17, twice the scale 0.36.
+TOLERANCES = {"bfloat16": 0.1, "float16": 0.006, "float32": 1e-4}
 TEXTS = (
     "Asthma is a long-term disease in which the airways of the lungs become inflamed and narrow.",
     "A person with type 1 diabetes makes little or no insulin, so that sugar stays in the blood.",

@@ -51,11 +51,13 @@ class RunManifest:
     """The options that the run was begun with."""
     code: Mapping[str, str] = field(default_factory=dict)
     """Digest of each file that these rewards and tools, the loss and the advantage come from."""
+    teacher: str = ""
+    """Digest of the weights of --teacher's adapter; empty without one."""
 
     def compared(self) -> dict[str, Any]:
         """What is compared by content, under the names of errors."""
-        names = ("adapter_weights", "data", "embedder", "embedder_weights", "rewards", "weights", "tools", "code")
-        return {name: getattr(self, name) for name in names if getattr(self, name) != ""}
+        names = ("adapter_weights", "data", "embedder", "embedder_weights", "rewards", "weights", "tools", "teacher")
+        return {name: getattr(self, name) for name in (*names, "code") if getattr(self, name) != ""}
 
 
 def manifest_now(

@@ -207,6 +207,49 @@ def test_corrections_by_hand(correction, weights, share, loss):
     assert found["mismatch_kl"] == close(sum(math.exp(x) - x - 1 for x in logs) / 4)
 
 
+@pytest.mark.parametrize("sampled", [0, 1, 2])
+def test_a_teachers_mark_by_hand_on_a_vocabulary_of_three(sampled):
+    """The policy gives .5, .3 and .2, the teacher .2, .3 and .5; the episode's advantage is .1, a mark's weight 2."""
+    policy, teacher = torch.tensor([0.5, 0.3, 0.2]), torch.tensor([0.2, 0.3, 0.5])
+    logits = policy.log().requires_grad_()
+    logprobs = torch.stack([torch.zeros(()), logits.log_softmax(0)[sampled]])[None]
+    given, marks = logprobs.detach(), torch.tensor([[0.0, teacher[sampled].log()]])
+    scored = ScoredBatch(rows(SHORT), torch.tensor([0.1]), logprobs, given, given, teacher_BT=marks)
+    options = LossOptions(teacher_weight=2.0)
+    terms = loss_terms(scored, options, Totals(1, 1))
+    policy_loss(terms, options).backward()
+    gains = (0.1 + 2 * math.log(0.2 / 0.5), 0.1, 0.1 + 2 * math.log(0.5 / 0.2))
+    by_hand = [-gains[sampled] * ((place == sampled) - share) for place, share in enumerate(policy.tolist())]
+    assert logits.grad.tolist() == close(by_hand)
+    mark = (math.log(0.2 / 0.5), 0, math.log(0.5 / 0.2))[sampled]
+    assert summary(loss_sums(terms))["teacher_kl"] == close(math.exp(mark) - mark - 1)
+
+
+def test_marks_of_all_tokens_add_up_to_the_gradient_of_the_divergence():
+    """Each token as often as the policy samples it: KL(policy, teacher), differentiated as it is."""
+    logits = torch.tensor([0.3, -0.2, 0.9], requires_grad=True)
+    teacher = torch.tensor([-0.5, 0.4, 0.1]).log_softmax(0)
+    own = logits.log_softmax(0)
+    divergence = torch.autograd.grad((own.exp() * (own - teacher)).sum(), logits, retain_graph=True)[0]
+    total, batch = torch.zeros(3), rows(SHORT)
+    for token, share in enumerate(own.exp().tolist()):
+        logprobs = torch.stack([torch.zeros(()), own[token]])[None]
+        given, marks = logprobs.detach(), torch.stack([torch.zeros(()), teacher[token]])[None]
+        scored = ScoredBatch(batch, torch.tensor([0.0]), logprobs, given, given, teacher_BT=marks)
+        loss = policy_loss(loss_terms(scored, LossOptions(), Totals(1, 1)), LossOptions())
+        total += share * torch.autograd.grad(loss, logits, retain_graph=True)[0]
+    torch.testing.assert_close(total, divergence, atol=1e-6, rtol=1e-5)
+
+
+def test_a_mark_counts_up_to_its_cap_and_never_where_a_tool_spoke():
+    marks = torch.tensor([[9.0, -1.5, -9.0, 9.0, 4.0], [9.0, -1.0, 9.0, 9.0, 9.0]])  # 9 or more: nothing was sampled
+    logprobs = [0.0, -1, -1, 0, -1, 0, -1, 0, 0, 0]
+    options = LossOptions(teacher_cap=3.0)
+    _, gradient, _ = loss_of(rows(LONG, SHORT), [1.0, -1.0], options, logprobs=logprobs, teacher_BT=marks)
+    # Of log-probability -1: marks -.5, -8 and 5, of which -3 and 3 count; and 0.
+    assert gradient == close([0, -0.5 / 4, 2 / 4, 0, -4 / 4, 0, 1 / 4, 0, 0, 0])
+
+
 def test_a_credit_counts_for_its_own_token_alone():
     """Advantage 1 for the long episode, -1 for the short: with credits .5 and -3 its tokens have 1.5, -2 and 1."""
     credits_BT = torch.tensor([[9.0, 0.5, -3.0, 9.0, 0.0], [9.0, 0.0, 9.0, 9.0, 9.0]])  # 9: where nothing was sampled

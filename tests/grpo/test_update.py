@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from forage.agent.episode import Episode, Segment, read_episodes
-from forage.grpo.learner import Learner
+from forage.grpo.learner import REFERENCE, Learner
 from forage.grpo.losses import ScoredBatch, count_totals, loss_terms, policy_loss
 from forage.grpo.options import UpdateOptions
 from forage.grpo.update import UpdateContext, prepare, scaled_credits, taught_episodes, update
@@ -170,7 +170,7 @@ def test_out_of_memory_in_the_optimizer_stops_the_run(tiny, episodes, monkeypatc
 def test_the_reference_is_scored_without_dropout(tiny, episodes):
     learner = learner_of_dropout(tiny)
     [batch] = pack(episodes[:3], 10_000)
-    first, second = (learner.reference(batch, 1.0) for _ in range(2))
+    first, second = (learner.kept(REFERENCE, batch, 1.0) for _ in range(2))
     assert torch.equal(first, second)
     assert learner.policy.training  # again
     with torch.no_grad():  # a fresh adapter is the reference: in training, dropout takes the two apart
@@ -187,7 +187,7 @@ def learner_of_dropout(tiny):
         if "lora_B" in name:
             weight.data.normal_(std=0.5)
     learner = Learner(policy.train())
-    learner.keep_reference(tiny / "policy" / "adapters" / "v000000")
+    learner.keep(REFERENCE, tiny / "policy" / "adapters" / "v000000")
     for module in policy.modules():
         if hasattr(module, "lora_dropout"):
             module.lora_dropout["default"] = module.lora_dropout["reference"] = torch.nn.Dropout(0.5)

@@ -1,0 +1,119 @@
+"""Teacher: marks the tokens that the policy sampled by how likely they are to itself.
+
+On-policy distillation: the policy plays, and each of its tokens gains log p_teacher - log p_policy beside its episode's
+advantage. Summed over the tokens, that is the gradient of the KL divergence from policy to teacher, where the policy
+is; a token of a tool is never marked. https://arxiv.org/abs/2306.13649
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from forage.agent.episode import Episode, Segment
+from forage.agent.options import AgentSettings
+from forage.agent.protocol import Protocol
+from forage.agent.tools import SCRIPT, own_agent
+from forage.data.records import Question
+from forage.errors import UserError
+from forage.grpo.learner import TEACHER, Learner
+from forage.grpo.losses import add_stats
+from forage.grpo.options import HINT
+from forage.policy.adapters import newest_adapter, undamaged
+from forage.policy.base_models import same_base
+from forage.policy.manifest import PolicyManifest, read_policy_manifest
+from forage.policy.packing import TokenBatch, Tokens
+from forage.policy.policy import load_tokenizer
+
+GetHints = Callable[[Sequence[Question]], Sequence[str]]
+
+
+@dataclass(frozen=True)
+class Teacher:
+    """An adapter that the learner keeps under the name TEACHER, or the policy itself with hints."""
+
+    hints: Mapping[str, tuple[Sequence[int], Sequence[int]]] | None = None
+    """By question, the prompt that the policy reads and the one with the hint; None of an adapter."""
+
+    def reads(self, episode: Episode | Segment) -> Tokens:
+        """What the teacher reads of an episode."""
+        if self.hints is None or not isinstance(episode, Episode):
+            return episode
+        plain, told = self.hints[episode.question_id]
+        if tuple(episode.ids[: len(plain)]) != tuple(plain):
+            raise UserError(f"episode {episode.id} doesn't begin with the prompt of its question, so it takes no hint")
+        return Told((*told, *episode.ids[len(plain) :]), (*[0] * len(told), *episode.mask[len(plain) :]))
+
+    def logprobs(
+        self, learner: Learner, episodes: Sequence[Episode | Segment], temperature: float,
+        pack: Callable[[Sequence[Tokens]], list[TokenBatch]],
+    ) -> Tensor:  # fmt: skip
+        """(N, T) log-probabilities by the teacher, at the places that the tokens have in the episodes."""
+        read = [self.reads(episode) for episode in episodes]
+        longer_N = torch.tensor([len(told.ids) - len(own.ids) for told, own in zip(read, episodes, strict=True)])
+        table_NT = torch.zeros(len(read), max(len(episode.ids) for episode in episodes), device=learner.device)
+        for part in learner.shard(pack(read)):
+            told = self.hints is not None
+            scores_BT = learner.score_frozen(part, temperature) if told else learner.kept(TEACHER, part, temperature)
+            sampled_BT = part.predicted_BT
+            sequences = part.sequence_BT[sampled_BT]
+            places = part.positions_BT[sampled_BT] - longer_N[sequences]
+            table_NT[sequences, places] = scores_BT[sampled_BT.to(scores_BT.device)]
+        return learner.sums(add_stats([{"teacher": table_NT}]))["teacher"]  # each process has scored some
+
+
+@dataclass(frozen=True)
+class Told:
+    """An episode with a hint in its prompt."""
+
+    ids: Sequence[int]
+    mask: Sequence[int]
+
+
+def open_teacher(
+    name: str, policy: PolicyManifest, settings: AgentSettings, questions: Sequence[Question], learner: Learner
+) -> Teacher:
+    """The teacher that --teacher names."""
+    if name != HINT:
+        learner.keep(TEACHER, teacher_adapter(name, policy))
+        return Teacher()
+    if own_agent():
+        raise UserError("--teacher hint tells an agent of get_agent nothing, as it makes its own prompts")
+    protocol = Protocol.playing(load_tokenizer(policy), settings)
+    hints = hints_of(questions)
+    return Teacher(
+        {
+            question.id: (protocol.prompt(question.question), protocol.prompt(f"{question.question}\n\n{hint}"))
+            for question, hint in zip(questions, hints, strict=True)
+        }
+    )
+
+
+def teacher_adapter(name: str, policy: PolicyManifest) -> Path:
+    """The adapter of a policy folder, or the folder of one version; refuses one made for another base."""
+    folder = Path(name)
+    version = folder.parent.name == "adapters"
+    theirs = read_policy_manifest(folder.parents[1] if version else folder)
+    if not same_base(theirs.full_base, policy.full_base, policy.full_base_digest):
+        raise UserError(f"--teacher {name} was made from {theirs.full_base}, not from the policy's {policy.full_base}")
+    return undamaged(folder if version else newest_adapter(folder))
+
+
+def get_hints_named() -> GetHints:
+    found: GetHints | None = getattr(importlib.import_module(SCRIPT), "get_hints", None)
+    if found is None:
+        raise UserError(f"--teacher hint asks get_hints of {SCRIPT}.py, which has none; write one")
+    return found
+
+
+def hints_of(questions: Sequence[Question]) -> list[str]:
+    """What get_hints says of each question."""
+    hints = [*get_hints_named()(questions)]
+    if len(hints) != len(questions) or not all(isinstance(hint, str) for hint in hints):
+        raise UserError(f"get_hints must return a text for each of the {len(questions)} questions")
+    return hints
