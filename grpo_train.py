@@ -65,7 +65,7 @@ def main(options: TrainOptions, make_rewards: MakeRewards = get_reward_functions
         options = replace(options, update=replace(options.update, memory=memory))
         learner = open_learner(options, policy_manifest, start)
         name, asked = options.update.teacher, [*questions["train"].values()]
-        teacher = open_teacher(name, policy_manifest, settings, asked, learner) if name else None
+        teacher = open_teacher(name, rollout, policy_manifest, settings, asked, learner) if name else None
         manifest = first_alone(lambda: agreed)
         with closing(open_play(options, settings, make_rewards, questions, manifest.embedder)) as play:
             train(options, settings.max_tokens, learner, play, manifest, questions, teacher)

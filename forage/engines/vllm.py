@@ -18,7 +18,7 @@ import os
 import random
 import time
 import zlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -182,6 +182,31 @@ class VLLMEngine(Engine):
         if answer.status_code not in (200, 404) or (answer.status_code == 404 and body["model"] == self._base):
             raise UserError(f"{client.base_url} refuses the request: {message_of(answer)}")
         return answer
+
+    async def scores(self, ids: tuple[int, ...]) -> list[float]:
+        """The first server's log-probability of each token but the first, by its base, at temperature 1."""
+        body = body_of(Request(ids, 1, ()), self._base) | {"prompt_logprobs": 0}
+
+        async def ask(client: httpx.AsyncClient) -> dict[str, Any]:
+            return choice_of(await self._complete(client, body))
+
+        choice = await self._patiently(self._clients[0], ask, "can't score tokens")
+        return read_scores(choice, ids)
+
+    async def tokens(self, text: str) -> list[int]:
+        """A text as the first server's tokenizer cuts it, control tokens included."""
+        body = {"model": self._base, "prompt": text, "add_special_tokens": False}
+
+        async def ask(client: httpx.AsyncClient) -> httpx.Response:
+            return await self._call(client, "POST", "/tokenize", json=body)
+
+        answer = await self._patiently(self._clients[0], ask, "can't be asked for its tokens")
+        try:
+            return [*map(int, from_json(answer.content)["tokens"])]
+        except (ValueError, KeyError, TypeError) as error:
+            raise UserError(
+                f"{self._clients[0].base_url} cuts no text ({message_of(answer)}); is its version supported?"
+            ) from error
 
     async def _compared(self, client: httpx.AsyncClient, model: str) -> Sample:
         return read_sample(choice_of(await self._complete(client, body_of(COMPARED, model))), COMPARED)
@@ -553,6 +578,20 @@ def read_sample(choice: dict[str, Any], request: Request, vocabulary: int = 0) -
             raise UserError(f"the vLLM server returned {logprob!r} as a token's log-probability; {WAY_OUT}")
     check_end(ids, choice["finish_reason"], request)
     return Sample(tuple(ids), tuple(logprobs), choice["finish_reason"])
+
+
+def read_scores(choice: Mapping[str, Any], ids: Sequence[int]) -> list[float]:
+    """The log-probability of each prompt token but the first. Refuses a choice that lacks one."""
+    given = choice.get("prompt_logprobs")
+    if choice.get("prompt_token_ids") != list(ids) or not isinstance(given, list) or len(given) != len(ids):
+        raise UserError("the vLLM server did not score the tokens it was given; is its version supported?")
+    try:
+        scores = [place[str(token)]["logprob"] for token, place in zip(ids[1:], given[1:], strict=True)]
+    except (KeyError, TypeError) as error:
+        raise UserError("the vLLM server left out a token's log-probability; is its version supported?") from error
+    if not all(map(is_logprob, scores)):
+        raise UserError(f"the vLLM server returned {min(scores)!r} to {max(scores)!r} as log-probabilities; {WAY_OUT}")
+    return scores
 
 
 WAY_OUT = "start it with --logprobs-mode processed_logprobs, as scripts/vllm_cpu.sh does"

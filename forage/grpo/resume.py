@@ -141,7 +141,7 @@ def agree_on_run(options: TrainOptions, settings: AgentSettings, make_rewards: M
     own, teacher = [part for name, part in parts.items() if ":" in name], options.update.teacher
     own += [get_hints_named()] if teacher == HINT else []
     now = manifest_now(options.rollout, settings, make_rewards, run_dir, known, options, own)
-    if teacher not in ("", HINT):
+    if teacher not in ("", HINT) and "://" not in teacher:
         policy = read_policy_manifest(options.rollout.policy)
         now = replace(now, teacher=weights_digest(teacher_adapter(teacher, policy)))
     if known:

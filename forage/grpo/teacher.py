@@ -7,9 +7,10 @@ is; a token of a tool is never marked. https://arxiv.org/abs/2306.13649
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -20,6 +21,8 @@ from forage.agent.options import AgentSettings
 from forage.agent.protocol import Protocol
 from forage.agent.tools import SCRIPT, own_agent
 from forage.data.records import Question
+from forage.engines.base import EngineOptions
+from forage.engines.vllm import VLLMEngine
 from forage.errors import UserError
 from forage.grpo.learner import TEACHER, Learner
 from forage.grpo.losses import add_stats
@@ -29,14 +32,18 @@ from forage.policy.base_models import same_base
 from forage.policy.manifest import PolicyManifest, read_policy_manifest
 from forage.policy.packing import TokenBatch, Tokens
 from forage.policy.policy import load_tokenizer
+from forage.processes import first_alone
+from forage.rollout.options import RolloutOptions
 
+PROBE = "Wo tut's weh? 膝が痛い 🦵 \t x_1 += 3.14;  naïve\n\nØ"  # cut differently by nearly any two tokenizers
 GetHints = Callable[[Sequence[Question]], Sequence[str]]
 
 
 @dataclass(frozen=True)
 class Teacher:
-    """An adapter that the learner keeps under the name TEACHER, or the policy itself with hints."""
+    """An adapter that the learner keeps under the name TEACHER, a server, or the policy itself with hints."""
 
+    server: EngineOptions | None = None
     hints: Mapping[str, tuple[Sequence[int], Sequence[int]]] | None = None
     """By question, the prompt that the policy reads and the one with the hint; None of an adapter."""
 
@@ -54,6 +61,11 @@ class Teacher:
         pack: Callable[[Sequence[Tokens]], list[TokenBatch]],
     ) -> Tensor:  # fmt: skip
         """(N, T) log-probabilities by the teacher, at the places that the tokens have in the episodes."""
+        if self.server:
+            server, rows = self.server, [episode.ids for episode in episodes]
+            scores = first_alone(lambda: asyncio.run(scored(server, rows)))
+            longest = max(map(len, rows))
+            return torch.tensor([[0.0, *row, *[0.0] * (longest - 1 - len(row))] for row in scores]).to(learner.device)
         read = [self.reads(episode) for episode in episodes]
         longer_N = torch.tensor([len(told.ids) - len(own.ids) for told, own in zip(read, episodes, strict=True)])
         table_NT = torch.zeros(len(read), max(len(episode.ids) for episode in episodes), device=learner.device)
@@ -76,9 +88,19 @@ class Told:
 
 
 def open_teacher(
-    name: str, policy: PolicyManifest, settings: AgentSettings, questions: Sequence[Question], learner: Learner
-) -> Teacher:
+    name: str, rollout: RolloutOptions, policy: PolicyManifest, settings: AgentSettings, questions: Sequence[Question],
+    learner: Learner,
+) -> Teacher:  # fmt: skip
     """The teacher that --teacher names."""
+    if "://" in name:
+        if rollout.temperature != 1:
+            raise UserError(
+                f"a server scores tokens at temperature 1 alone; leave out --temperature or --teacher {name}"
+            )
+        server = replace(rollout.engine, urls=(name,))
+        protocol = Protocol.playing(load_tokenizer(policy), settings)
+        first_alone(lambda: asyncio.run(check_tokens(server, protocol)))
+        return Teacher(server)
     if name != HINT:
         learner.keep(TEACHER, teacher_adapter(name, policy))
         return Teacher()
@@ -87,11 +109,28 @@ def open_teacher(
     protocol = Protocol.playing(load_tokenizer(policy), settings)
     hints = hints_of(questions)
     return Teacher(
-        {
+        hints={
             question.id: (protocol.prompt(question.question), protocol.prompt(f"{question.question}\n\n{hint}"))
             for question, hint in zip(questions, hints, strict=True)
         }
     )
+
+
+async def scored(server: EngineOptions, rows: Sequence[tuple[int, ...]]) -> list[list[float]]:
+    """The log-probability of each token but the first, row by row."""
+    async with VLLMEngine(server) as engine:
+        return await asyncio.gather(*map(engine.scores, rows))
+
+
+async def check_tokens(server: EngineOptions, protocol: Protocol) -> None:
+    """Refuse a server that cuts text into other tokens than the policy: it would mark what nobody said."""
+    probe = protocol.tokenizer.decode(protocol.prompt(PROBE))
+    async with VLLMEngine(server) as engine:
+        found = await engine.tokens(probe)
+    if found != protocol.encode(probe):
+        raise UserError(
+            f"--teacher {server.urls[0]} has another tokenizer than the policy; serve a model with the same"
+        )
 
 
 def teacher_adapter(name: str, policy: PolicyManifest) -> Path:

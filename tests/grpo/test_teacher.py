@@ -16,6 +16,7 @@ from forage.policy.packing import pack, pack_trees
 from forage.policy.policy import load_policy
 from nano_grpo import token_logprobs
 from tests.factories import QUESTION
+from tests.options import with_options
 from tests.refusals import refused
 from tests.tiny_training import adapter_bytes, stats_of, tiny_options, train
 
@@ -33,9 +34,14 @@ def played(tiny, tmp_path_factory):
 
 
 def opened(tiny, name, learner):
-    settings = tiny_options(tiny, tiny / "unused").rollout.search.settle()
     questions = [replace(QUESTION, id=f"q{number}") for number in range(12)]
-    return open_teacher(name, read_policy_manifest(tiny / "policy"), settings, questions, learner)
+    return asked_of(tiny, name, questions, learner)
+
+
+def asked_of(tiny, name, questions, learner, **more):
+    rollout = with_options(tiny_options(tiny, tiny / "unused").rollout, **more)
+    settings = rollout.search.settle()
+    return open_teacher(name, rollout, read_policy_manifest(tiny / "policy"), settings, questions, learner)
 
 
 def learner_of(tiny):
@@ -88,13 +94,10 @@ def test_a_hint_is_read_by_the_teacher_alone_and_its_marks_stand_at_their_tokens
     run_dir, episodes = played
     asked = {episode.question_id: tiny_protocol.question_in(episode.ids[: prompt_of(episode)]) for episode in episodes}
     learner = learner_of(tiny)
-    settings = tiny_options(tiny, tiny / "unused").rollout.search.settle()
     questions = [replace(QUESTION, id=name, question=text) for name, text in asked.items()]
-    teacher = open_teacher("hint", read_policy_manifest(tiny / "policy"), settings, questions, learner)
+    teacher = asked_of(tiny, "hint", questions, learner)
     marks_NT = teacher.logprobs(learner, episodes, 1.0, lambda read: packing(read, 300))
-    plain_NT = open_teacher(
-        str(run_dir / "adapters" / "v000000"), read_policy_manifest(tiny / "policy"), settings, (), learner
-    )
+    plain_NT = asked_of(tiny, str(run_dir / "adapters" / "v000000"), questions, learner)
     plain_NT = plain_NT.logprobs(learner, episodes, 1.0, lambda read: packing(read, 300))
     for number, episode in enumerate(episodes):
         start = prompt_of(episode)

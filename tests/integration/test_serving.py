@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,13 +15,25 @@ from forage.agent.prompts import MEDICAL_TASK
 from forage.agent.protocol import Protocol, read_turn, write_call
 from forage.engines.base import EngineOptions, Sampling
 from forage.engines.vllm import VLLMEngine
+from forage.grpo.teacher import Teacher, check_tokens
 from forage.policy.adapters import publish_adapter
-from tests.factories import stir
+from forage.policy.packing import pack
+from nano_grpo import token_logprobs
+from tests.factories import Sequence, stir
 from tests.integration.agreement import adapted, differences, mismatch_bound, requests_of
+from tests.refusals import refused
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 QUESTION, RESULT = "What is gout?", "[1] Gout: a disease\n[2] Gout: crystals"
-TOOLS = ("--enable-auto-tool-choice", "--tool-call-parser", "hermes", "--tool-strict-level", "parameter")
+# A server that takes adapters ends when it is asked for the log-probabilities of a prompt.
+TOOLS = (
+    "--no-enable-lora",
+    "--enable-auto-tool-choice",
+    "--tool-call-parser",
+    "hermes",
+    "--tool-strict-level",
+    "parameter",
+)
 
 
 @pytest.fixture(scope="module")
@@ -80,6 +93,24 @@ def test_the_server_shows_the_policy_the_tokens_of_its_training(ask, trained):
     task = {"role": "system", "content": trained.system_prompt.partition("\n")[0]}
     assert ask([task, asked], max_tokens=1).prompt_token_ids == prompt
     assert ask([task, asked], max_tokens=1, tools=None).prompt_token_ids != prompt
+
+
+def test_a_teachers_marks_are_those_of_the_model_that_it_serves(server, merged, trained, tiny_protocol):
+    options, model = (
+        EngineOptions(urls=(server.url,)),
+        AutoModelForCausalLM.from_pretrained(merged, dtype=torch.float32),
+    )
+    rows = [Sequence(request.ids, ()) for request in requests_of(trained, count=4)]
+    marks_NT = Teacher(options).logprobs(SimpleNamespace(device="cpu"), rows, 1.0, pack)
+    with torch.no_grad():
+        wanted = [token_logprobs(model, row.ids, 1.0) for row in rows]
+    pairs = zip(marks_NT, wanted, strict=True)
+    apart = torch.cat([(marks_T[1 : 1 + len(wanted_T)] - wanted_T).abs() for marks_T, wanted_T in pairs])
+    print(f"a teacher's marks: {len(apart)} tokens, mean {apart.mean():.2e}")
+    assert apart.mean() < mismatch_bound("float32")
+    asyncio.run(check_tokens(options, trained))
+    with refused("has another tokenizer than the policy"):
+        asyncio.run(check_tokens(options, tiny_protocol))
 
 
 def test_a_call_comes_back_as_a_call(ask, trained):
