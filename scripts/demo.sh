@@ -18,12 +18,12 @@ wait "$policy"
 [ -e "$demo/warm/adapters" ] ||
   "$PY" sft_train.py --data "$hops" --policy "$demo/policy" --output-dir "$demo/warm" --seed "$seed" \
     --dense-weight 0.3 --title-weight 0.6 --passage-tokens 40 --max-turns 2 --max-turn-tokens 32 --search-first \
-    --force-search --task "Answer the medical question from a library" --blind names --phrases 6 \
-    --num-demonstrations 120 --max-steps 30 --eval-every 30 --eval-share 0.05 --keep last
+    --force-search --task "Answer the medical question from a library" --blind names --phrases 4 \
+    --num-demonstrations 96 --max-steps 24 --eval-every 24 --eval-share 0.05 --keep last
 # GRPO shows for which, by what each search finds.
 "$PY" grpo_train.py --data "$hops" --policy "$demo/warm" --run-dir "$demo/run" --engine local --seed "$seed" \
-  --weights best_search=3 found=1 format=1 --advantage reinforce++ --clip-high 0.28 --batch-size 8 --num-rollouts 8 \
-  --temperature 1 --learning-rate 3e-4 --max-steps 10 --eval-every 10 --eval-questions 128 | tee "$demo/grpo.log"
+  --weights best_search=3 found=1 format=1 --advantage reinforce++ --clip-high 0.28 --batch-size 16 --num-rollouts 4 \
+  --temperature 1 --learning-rate 3e-4 --max-steps 8 --eval-every 8 --eval-questions 96 | tee "$demo/grpo.log"
 "$PY" merge_lora.py --lora-model "$demo/run" --output-path "$demo/merged"
 
 echo "demo: $(wc -l <"$data/documents.jsonl") documents, $(wc -l <"$hops/train.jsonl") training questions, a policy" \

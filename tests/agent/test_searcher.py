@@ -16,7 +16,7 @@ from forage.agent.rewards import (
     rank_score,
     rewards_of,
 )
-from forage.agent.searcher import AnswerRank, answer_rank
+from forage.agent.searcher import AnswerRank, answer_rank, remembering
 from tests.factories import EPISODE
 from tests.ranked_library import GOUT, opened
 from tests.refusals import refused
@@ -125,3 +125,12 @@ def test_rewards_are_chosen_by_name():
         r"no reward 'seen'; choose among answer_similarity, .*found, .*mrr, own, .*telling_words, token_f1",
     ):
         rewards_of(make, "an embedder", searcher, ("seen=1",))
+
+
+def test_no_text_is_searched_for_twice():
+    asked = []
+    search = remembering(lambda texts: asked.append(texts) or [[text.upper()] for text in texts])
+    assert search(["a", "b", "a"]) == [["A"], ["B"], ["A"]]
+    assert search(["b", "c"]) == [["B"], ["C"]]
+    assert search([]) == []
+    assert asked == [["a", "b"], ["c"]]

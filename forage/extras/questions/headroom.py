@@ -34,7 +34,7 @@ MOST = 300  # questions that are searched for
 DEPTH = 10
 MORE = 3  # times as many passages, which is what a second and a third search read
 WELL, MUCH = 0.7, 0.15  # one search is enough from here on; a second one is worth training for
-EVALUATED = 128  # questions that a run plays before and after, at most
+EVALUATED = 96  # questions that a run plays before and after, at most
 CUT = 1 / 3  # of the answers are cut off, from which on more is to be shown first
 
 
@@ -80,12 +80,12 @@ def headroom(store: DocumentStore, passages: Passages, questions: Sequence[Quest
 
 # What teaches a second search, from the warm start to GRPO, as in docs/training.md.
 WARM = (
-    "--search-first --force-search --max-turns 2 --max-turn-tokens 32 --blind names --phrases 6 "
-    "--num-demonstrations 120 --max-steps 30 --keep last"
+    "--search-first --force-search --max-turns 2 --max-turn-tokens 32 --blind names --phrases 4 "
+    "--num-demonstrations 96 --max-steps 24 --keep last"
 )
 GRPO = (
-    "--weights best_search=3 found=1 format=1 --advantage reinforce++ --batch-size 8 --num-rollouts 8 "
-    "--learning-rate 3e-4 --max-steps 10"
+    "--weights best_search=3 found=1 format=1 --advantage reinforce++ --batch-size 16 --num-rollouts 4 "
+    "--learning-rate 3e-4 --max-steps 8"
 )
 
 

@@ -186,7 +186,7 @@ def test_headroom_is_counted_by_hand(tmp_path):
     ("one", "longer", "second", "says", "runs"),
     [
         (0.96, 0.99, 1.0, "little", "answer_similarity=2"),
-        (0.02, 0.18, 1.0, "82 points more than one of 9 passages", "--blind names --phrases 6"),
+        (0.02, 0.18, 1.0, "82 points more than one of 9 passages", "--blind names --phrases 4"),
         (0.67, 0.9, 0.88, "90% if it shows 9 passages", "--k 9"),  # a second search finds no more than a longer list
         (0.1, 0.12, 0.12, "search better first", ""),
     ],
