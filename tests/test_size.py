@@ -24,10 +24,10 @@ BUDGETS = {
     "forage": (13_526, 12),  # the modules of forage/ itself
     "forage/agent": (15_149, 9),
     "forage/data": (16_747, 12),
-    "forage/engines": (10_984, 5),
+    "forage/engines": (11_350, 5),
     "forage/evaluation": (11_657, 9),
     "forage/extras": (48_450, 9),
-    "forage/grpo": (21_036, 11),
+    "forage/grpo": (21_363, 11),
     "forage/policy": (9_674, 9),
     "forage/publishing": (3_117, 2),
     "forage/rollout": (7_360, 5),
@@ -35,12 +35,12 @@ BUDGETS = {
     "forage/sft": (4_591, 3),
     "forage/store": (12_203, 10),
     "bench": (23_852, 13),
-    "tests": (220_679, 50),
+    "tests": (221_035, 50),
 }
 ROAD = {"files": 60, "functions": 570, "lines": 5_105}  # a processor without bf16 units calls some others
 OPTIONS = {"grpo_train": 60}
 OTHER_SCRIPTS_OPTIONS = 45
-PAGES = 3_000  # lines of README.md, RESULTS.md, CHANGELOG.md and docs/
+PAGES = 3_012  # lines of README.md, RESULTS.md, CHANGELOG.md and docs/
 WAY_OUT = "cut, or raise the budget in tests/test_size.py in the same commit and say why in its message"
 LAYOUT = {
     tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER,

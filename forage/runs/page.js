@@ -65,7 +65,8 @@ function start(data) {
   bar.append(...fields, count);
   const left = data.left_out ? `${data.left_out} episodes of earlier steps are left out.` : "";
   const noted = data.runs.flatMap((one) => one.notes.map((note) =>
-    make("div", data.runs.length > 1 ? `${one.name}: ${note}` : note, { className: note.includes("\n") ? "text" : "note" })));
+    make("div", data.runs.length > 1 ? `${one.name}:${note.includes("\n") ? "\n" : " "}${note}` : note,
+      { className: note.includes("\n") ? "text" : "note" })));
   document.body.append(header, ...noted, ...legend, ...figures(data.runs), ...lastStep(data.runs), bar, make("div", left, { className: "quiet" }), list, shown, keys);
   list.append(space);
   let rows = [], chosen = 0, opened = null;
