@@ -35,7 +35,8 @@ MODULES = (
 )  # fmt: skip
 # vLLM's and trackio's.
 OTHERS_FLAGS = {
-    "--enable-auto-tool-choice", "--enable-lora", "--enable-sleep-mode", "--hf-overrides", "--max-lora-rank",
+    "--enable-auto-tool-choice", "--enable-lora", "--enable-sleep-mode", "--logprobs-mode", "--hf-overrides",
+    "--max-lora-rank",
     "--project", "--requeue", "--time", "--tool-call-parser", "--tool-strict-level",
 }  # fmt: skip
 

@@ -35,12 +35,12 @@ BUDGETS = {
     "forage/sft": (4_591, 3),
     "forage/store": (12_203, 10),
     "bench": (23_852, 13),
-    "tests": (221_035, 50),
+    "tests": (221_037, 50),
 }
 ROAD = {"files": 60, "functions": 570, "lines": 5_105}  # a processor without bf16 units calls some others
 OPTIONS = {"grpo_train": 60}
 OTHER_SCRIPTS_OPTIONS = 45
-PAGES = 3_012  # lines of README.md, RESULTS.md, CHANGELOG.md and docs/
+PAGES = 3_011  # lines of README.md, RESULTS.md, CHANGELOG.md and docs/
 WAY_OUT = "cut, or raise the budget in tests/test_size.py in the same commit and say why in its message"
 LAYOUT = {
     tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER,

@@ -274,7 +274,7 @@ def loss_terms(scored: ScoredBatch, options: LossOptions, totals: Totals) -> Los
     if scored.credits_BT is not None:
         advantages_BT = advantages_BT + _where(mask_BT, scored.credits_BT)
     teacher_BT = None if scored.teacher_BT is None else _where(mask_BT, scored.teacher_BT) - old_BT
-    if teacher_BT is not None:  # beside the advantages, whatever their scale: summed over tokens, it is a KL's gradient
+    if teacher_BT is not None:  # beside the advantages, whatever their scale
         cap = options.teacher_cap
         advantages_BT = advantages_BT + options.teacher_weight * teacher_BT.clamp(-cap, cap)
 

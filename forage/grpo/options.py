@@ -97,7 +97,7 @@ class UpdateOptions:
     """Who marks every token that the policy sampled: the token's advantage rises by how much likelier it is to the
     teacher than to the policy (on-policy distillation). A policy folder or a run made from the same base, by its newest
     adapter; http://HOST:PORT, a vLLM server of a larger model with the same tokenizer (without --enable-lora, or
-    vLLM 0.32 ends when it is asked); or hint: the policy itself, told what get_hints of grpo_rollout.py says of the
+    vLLM 0.32 crashes); or hint: the policy itself, told what get_hints of grpo_rollout.py says of the
     question (2601.20802). Alone with --advantage none."""
     word_cost: float = 0.0
     """With --credit words: what each word of a query costs, on a scale where 1 is all that a search can find. A small

@@ -1,8 +1,8 @@
 """Teacher: marks the tokens that the policy sampled by how likely they are to itself.
 
 On-policy distillation: the policy plays, and each of its tokens gains log p_teacher - log p_policy beside its episode's
-advantage. Summed over the tokens, that is the gradient of the KL divergence from policy to teacher, where the policy
-is; a token of a tool is never marked. https://arxiv.org/abs/2306.13649
+advantage. In expectation this lowers, token by token, the KL divergence from policy to teacher in the contexts that the
+policy reaches. A token of a tool is never marked. https://arxiv.org/abs/2306.13649
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ from tests.refusals import refused
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 QUESTION, RESULT = "What is gout?", "[1] Gout: a disease\n[2] Gout: crystals"
-# A server that takes adapters ends when it is asked for the log-probabilities of a prompt.
+# A server that takes adapters crashes when it is asked for the log-probabilities of a prompt.
 TOOLS = (
     "--no-enable-lora",
     "--enable-auto-tool-choice",
