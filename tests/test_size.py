@@ -26,7 +26,7 @@ BUDGETS = {
     "forage/data": (16_747, 12),
     "forage/engines": (11_350, 5),
     "forage/evaluation": (11_657, 9),
-    "forage/extras": (48_450, 9),
+    "forage/extras": (48_481, 9),
     "forage/grpo": (21_363, 11),
     "forage/policy": (9_674, 9),
     "forage/publishing": (3_117, 2),
@@ -35,7 +35,7 @@ BUDGETS = {
     "forage/sft": (4_591, 3),
     "forage/store": (12_203, 10),
     "bench": (23_852, 13),
-    "tests": (221_037, 50),
+    "tests": (221_039, 50),
 }
 ROAD = {"files": 60, "functions": 570, "lines": 5_105}  # a processor without bf16 units calls some others
 OPTIONS = {"grpo_train": 60}

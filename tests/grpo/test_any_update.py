@@ -63,7 +63,7 @@ class Known(Learner):
     def score_frozen(self, batch, temperature):
         return self.score(batch, temperature).logprobs_BT.detach()
 
-    def reference(self, batch, temperature):
+    def kept(self, name, batch, temperature):
         return self.of(self.reference_NT, batch)
 
     def step(self, learning_rate):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from forage.agent.agent import Agent, EpisodeBuilder, TurnTokens, sample_name
@@ -94,6 +95,8 @@ class Conversation:
     async def rewarded(self) -> Episode:
         """The episode with its rewards, so far if it is not over."""
         episode = self._episode.so_far(self._protocol)
+        if not self._episode.stop and not self._environment.settings.search_only:
+            episode = replace(episode, stop="turns")  # an answer is lacking still
         search = self._environment.batched_search
         [rewarded] = await search.in_thread(self._environment.reward, [episode], [self._episode.question])
         return rewarded

@@ -50,7 +50,7 @@ def test_a_second_search_a_fault_and_an_answer(environment):
 @pytest.mark.parametrize(
     ("turns", "cut", "stop", "rewards"),
     [
-        ((FIRST,), False, "search", {"mrr": 0, "f1": 0, "format": 2 / 3}),  # not over: as far as it went
+        ((FIRST,), False, "turns", {"mrr": 0, "f1": 0, "format": 2 / 3}),  # not over: as far as it went
         (("Well.", "Well."), False, "no_action", {"mrr": 0, "f1": 0, "format": 0}),
         ((ANSWER,), True, "turn_tokens", {"mrr": 0, "f1": 1, "format": 1 / 3}),
     ],
