@@ -35,7 +35,7 @@ BUDGETS = {
     "forage/sft": (4_591, 3),
     "forage/store": (12_203, 10),
     "bench": (23_852, 13),
-    "tests": (221_039, 50),
+    "tests": (221_042, 50),
 }
 ROAD = {"files": 60, "functions": 570, "lines": 5_105}  # a processor without bf16 units calls some others
 OPTIONS = {"grpo_train": 60}

@@ -57,9 +57,12 @@ class Teacher:
         return Told((*told, *episode.ids[len(plain) :]), (*[0] * len(told), *episode.mask[len(plain) :]))
 
     def logprobs(
-        self, learner: Learner, episodes: Sequence[Episode | Segment], temperature: float,
+        self,
+        learner: Learner,
+        episodes: Sequence[Episode | Segment],
+        temperature: float,
         pack: Callable[[Sequence[Tokens]], list[TokenBatch]],
-    ) -> Tensor:  # fmt: skip
+    ) -> Tensor:
         """(N, T) log-probabilities by the teacher, at the places that the tokens have in the episodes."""
         if self.server:
             server, rows = self.server, [episode.ids for episode in episodes]
@@ -88,9 +91,13 @@ class Told:
 
 
 def open_teacher(
-    name: str, rollout: RolloutOptions, policy: PolicyManifest, settings: AgentSettings, questions: Sequence[Question],
+    name: str,
+    rollout: RolloutOptions,
+    policy: PolicyManifest,
+    settings: AgentSettings,
+    questions: Sequence[Question],
     learner: Learner,
-) -> Teacher:  # fmt: skip
+) -> Teacher:
     """The teacher that --teacher names."""
     if "://" in name:
         if rollout.temperature != 1:
