@@ -316,9 +316,9 @@ def measures_by(
 
 def found_by(options: Options, texts: Sequence[str]) -> dict[str, list[Hit]]:
     """The 10 best chunks for each text."""
-    distinct, settings = list(dict.fromkeys(texts)), options.settings
-    found = store_of(options.data / "store").search(distinct, 10, settings.mode, fusion=settings.fusion)
-    return dict(zip(distinct, found, strict=True))
+    settings = options.settings
+    found = store_of(options.data / "store").search(texts, 10, settings.mode, fusion=settings.fusion)
+    return dict(zip(texts, found, strict=True))
 
 
 # Without training

@@ -25,7 +25,6 @@ from forage.engines.base import EngineOptions
 from forage.engines.vllm import VLLMEngine
 from forage.errors import UserError
 from forage.grpo.learner import TEACHER, Learner
-from forage.grpo.losses import add_stats
 from forage.grpo.options import HINT
 from forage.policy.adapters import newest_adapter, undamaged
 from forage.policy.base_models import same_base
@@ -79,7 +78,7 @@ class Teacher:
             sequences = part.sequence_BT[sampled_BT]
             places = part.positions_BT[sampled_BT] - longer_N[sequences]
             table_NT[sequences, places] = scores_BT[sampled_BT.to(scores_BT.device)]
-        return learner.sums(add_stats([{"teacher": table_NT}]))["teacher"]  # each process has scored some
+        return learner.sums({"teacher": table_NT})["teacher"]  # each process has scored some
 
 
 @dataclass(frozen=True)

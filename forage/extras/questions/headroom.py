@@ -14,7 +14,7 @@ from shlex import quote
 from typing import TYPE_CHECKING
 
 from forage.agent.options import AgentSettings
-from forage.agent.searcher import PER_TOKEN, best_start, remembering
+from forage.agent.searcher import PER_TOKEN, best_start
 from forage.data.chunking import Chunk
 from forage.data.own_questions import SAID
 from forage.data.records import Question, asked_of
@@ -57,8 +57,7 @@ class Headroom:
 
 def headroom(store: DocumentStore, passages: Passages, questions: Sequence[Question], mode: Mode) -> Headroom:
     """The shares that searches in this mode show of the questions."""
-    search = remembering(lambda texts: store.search(texts, MORE * AgentSettings.k, mode))
-    first = search([question.question for question in questions])
+    first = store.search([question.question for question in questions], MORE * AgentSettings.k, mode)
     names_in = grouped((mention.chunk.id, " ".join(mention.name)) for mention in passages.mentions)
     again = [
         (number, f"{name} {asked_of(question)}")
@@ -70,7 +69,8 @@ def headroom(store: DocumentStore, passages: Passages, questions: Sequence[Quest
     one = [answers(question, hits) for question, hits in zip(questions, first, strict=True)]
     longer = [answers(question, hits, MORE) for question, hits in zip(questions, first, strict=True)]
     either = one.copy()
-    for (number, _), hits in zip(again, search([query for _, query in again]), strict=True):
+    second = store.search([query for _, query in again], AgentSettings.k, mode)
+    for (number, _), hits in zip(again, second, strict=True):
         either[number] = either[number] or answers(questions[number], hits)
     found = zip(questions, whole_documents(store, [question.question for question in questions], mode), strict=True)
     whole = [answers(*each) for each in found]
