@@ -30,6 +30,7 @@ def main(options: TrainOptions, make_rewards: MakeRewards = get_reward_functions
     settings = options.rollout.search.settle(options.run_dir, options.rollout.policy)
 
     from forage.data.splits import read_splits
+    from forage.grpo.gain import open_gains
     from forage.grpo.own_server import own_server  # after the checks: these load torch
     from forage.grpo.players import open_play
     from forage.grpo.resume import agree_on_run
@@ -67,8 +68,9 @@ def main(options: TrainOptions, make_rewards: MakeRewards = get_reward_functions
         name, asked = options.update.teacher, [*questions["train"].values()]
         teacher = open_teacher(name, rollout, policy_manifest, settings, asked, learner) if name else None
         manifest = first_alone(lambda: agreed)
+        gains = open_gains(manifest.weights, policy_manifest, settings, questions)
         with closing(open_play(options, settings, make_rewards, questions, manifest.embedder)) as play:
-            train(options, settings.max_tokens, learner, play, manifest, questions, teacher)
+            train(options, settings.max_tokens, learner, play, manifest, questions, teacher, gains)
         first_alone((run_dir / FINISHED).touch)
     leave_processes()
 

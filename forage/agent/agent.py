@@ -218,9 +218,11 @@ class Agent:
             episode.stop = "turn_tokens" if room == self.settings.max_turn_tokens else "tokens"
         elif reading.answer is not None:
             episode.stop = "answer"
-        elif number + 1 == self.settings.max_turns:  # nobody would read a result
-            if self.settings.search_only and reading.calls:
-                await self._results(reading, episode)
+        elif number + 1 == self.settings.max_turns:
+            if self.settings.search_only and reading.calls:  # nobody reads what they find, but a reward may
+                results = self.protocol.join(await self._results(reading, episode), turn.ids[-1])
+                if len(episode.ids) + len(results) < self.settings.max_tokens:
+                    episode.add_results(results)
             searched = any(search.turn == number for search in episode.searches)
             episode.stop = "search" if searched and self.settings.search_only else "turns"
         elif not reading.calls and number and NO_ACTION in episode.turns[-2].faults:  # the second one in a row

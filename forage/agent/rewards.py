@@ -223,6 +223,28 @@ def get_format_reward(episodes: Sequence[Episode], questions: Sequence[Question]
     ]
 
 
+# Rewards that the trainer measures, since only it has the policy: forage/grpo/gain.py, under these names.
+
+
+def get_information_gain(episodes: Sequence[Episode], questions: Sequence[Question]) -> list[None]:
+    """By how much likelier all that was found makes the reference answer to the policy: (1 + gain) / 2.
+
+    The reference is taken as the policy's next answer, once after the prompt and once after the last result, and needs
+    no label of what answers. Example: its tokens have a probability of .2, then of .6: .7. None without a reference.
+    https://arxiv.org/abs/2510.14967
+    """
+    return [None for _ in zip(episodes, questions, strict=True)]
+
+
+def get_evidence(episodes: Sequence[Episode], questions: Sequence[Question]) -> list[None]:
+    """By how much likelier the answer is after what was found than after what another question's episode found.
+
+    An answer from memory, or one that fits the topic whatever was found, earns nothing; nor does no answer. Example:
+    the tokens of the last turn have a probability of .9, and of .3 with another's results: .6.
+    """
+    return [None for _ in zip(episodes, questions, strict=True)]
+
+
 # Combination: an episode's named rewards become one. Pure functions of arrays.
 #
 # Shapes: N episodes, R rewards. A reward that does not exist for an episode's question (there is no reference answer to
@@ -377,10 +399,15 @@ def rewarded(
     weights_R: Sequence[float] | None = None,
 ) -> list[Episode]:  # fmt: skip
     """The episodes with those rewards that exist, by name, and with their weighted mean."""
-    rewards_NR = reward_matrix(functions, episodes, questions)
-    means_N = combine_rewards(rewards_NR, "uniform", weights_R)
+    weights = dict(zip(functions, weights_R or [1.0] * len(functions), strict=True))
+    return weighed(episodes, reward_matrix(functions, episodes, questions), weights)
+
+
+def weighed(episodes: Sequence[Episode], rewards_NR: Floats, weights: Mapping[str, float]) -> list[Episode]:
+    """The same of given values, NaN where a reward does not exist; `weights` are by name, in the order of columns."""
+    means_N = combine_rewards(rewards_NR, "uniform", [*weights.values()])
     rows = [
-        {name: value for name, value in zip(functions, row, strict=True) if not math.isnan(value)}
+        {name: value for name, value in zip(weights, row, strict=True) if not math.isnan(value)}
         for row in rewards_NR.tolist()
     ]
     triples = zip(episodes, rows, means_N.tolist(), strict=True)

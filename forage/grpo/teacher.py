@@ -29,7 +29,7 @@ from forage.grpo.options import HINT
 from forage.policy.adapters import newest_adapter, undamaged
 from forage.policy.base_models import same_base
 from forage.policy.manifest import PolicyManifest, read_policy_manifest
-from forage.policy.packing import TokenBatch, Tokens
+from forage.policy.packing import Row, TokenBatch, Tokens
 from forage.policy.policy import load_tokenizer
 from forage.processes import first_alone
 from forage.rollout.options import RolloutOptions
@@ -53,7 +53,7 @@ class Teacher:
         plain, told = self.hints[episode.question_id]
         if tuple(episode.ids[: len(plain)]) != tuple(plain):
             raise UserError(f"episode {episode.id} doesn't begin with the prompt of its question, so it takes no hint")
-        return Told((*told, *episode.ids[len(plain) :]), (*[0] * len(told), *episode.mask[len(plain) :]))
+        return Row((*told, *episode.ids[len(plain) :]), (*[0] * len(told), *episode.mask[len(plain) :]))
 
     def logprobs(
         self,
@@ -79,14 +79,6 @@ class Teacher:
             places = part.positions_BT[sampled_BT] - longer_N[sequences]
             table_NT[sequences, places] = scores_BT[sampled_BT.to(scores_BT.device)]
         return learner.sums({"teacher": table_NT})["teacher"]  # each process has scored some
-
-
-@dataclass(frozen=True)
-class Told:
-    """An episode with a hint in its prompt."""
-
-    ids: Sequence[int]
-    mask: Sequence[int]
 
 
 def open_teacher(

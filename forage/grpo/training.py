@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +14,7 @@ from forage.agent.episode import Episode
 from forage.agent.rewards import names_of_rewards
 from forage.data.splits import Splits
 from forage.errors import UserError
+from forage.grpo.gain import Gains
 from forage.grpo.learner import REFERENCE, Learner
 from forage.grpo.options import TrainOptions
 from forage.grpo.players import Play
@@ -57,6 +58,7 @@ def train(
     manifest: RunManifest,
     questions: Splits,
     teacher: Teacher | None = None,
+    gains: Gains | None = None,
 ) -> None:
     """Train from the last checkpoint to the last step. Every process runs this; `first_alone` is for one to do."""
     run, run_dir = open_run(options, learner, manifest, questions), options.run_dir
@@ -66,6 +68,12 @@ def train(
     first_alone(put_episodes_right, run)
     first_alone(tidy, options, run.step)
     shared = options.sequence_parallel == 1 and not unsharable(learner.policy.config)
+    context = UpdateContext(options.update, options.rollout.temperature, shared, run.phases, teacher)
+
+    def measured(episodes: list[Episode]) -> list[Episode]:
+        with run.phases("likelihood"):
+            return gains.measured(learner, episodes, context) if gains else episodes
+
     with open_reports(run, first=is_first()) as reports:
         while True:
             # Everything before the checkpoint can be done again with the same result, so a killed run resumes exactly.
@@ -73,7 +81,7 @@ def train(
             if run.step < options.max_steps:
                 plan = first_alone(write_plans, run)
             play.wake(run.phases)
-            evaluate(run, play)
+            evaluate(run, play, measured)
             if run.step >= options.max_steps:
                 break
             with run.phases("rollout"):
@@ -81,8 +89,9 @@ def train(
                 first_alone(refuse_foreign, run, plan, episodes)
             play.sleep(run.phases)
             replaces_flat = options.replace_flat > 0
-            batch = prepare(episodes, options.update, manifest.weights, max_tokens, replaces_flat=replaces_flat)
-            context = UpdateContext(options.update, options.rollout.temperature, shared, run.phases, teacher)
+            batch = prepare(
+                measured(episodes), options.update, manifest.weights, max_tokens, replaces_flat=replaces_flat
+            )
             # Makes dropout the same however often the run was killed, whether its episodes were played or read again.
             torch.manual_seed((options.rollout.seed * 1_000_003 + run.step) * world() + rank())
             figures = update(learner, batch, context)
@@ -136,7 +145,7 @@ def refuse_foreign(run: Run, plan: Plan, played: list[Episode]) -> None:
         )
 
 
-def evaluate(run: Run, play: Play) -> None:
+def evaluate(run: Run, play: Play, measured: Callable[[list[Episode]], list[Episode]]) -> None:
     """Play the held-out questions if this step is due for it, and add the result to evaluations.json."""
     options = run.options
     due = options.eval_every and (run.step % options.eval_every == 0 or run.step == options.max_steps)
@@ -149,7 +158,7 @@ def evaluate(run: Run, play: Play) -> None:
     with run.phases("evaluation"):
         episodes = play.play(plan, run.phases)
         first_alone(refuse_foreign, run, plan, episodes)
-    first_alone(note_evaluation, run, plan, episodes)
+    first_alone(note_evaluation, run, plan, measured(episodes))
 
 
 def note_evaluation(run: Run, plan: Plan, episodes: Sequence[Episode]) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from itertools import pairwise
-from typing import Any, Protocol, Self, TypeVar
+from typing import Any, NamedTuple, Protocol, Self, TypeVar
 
 import numpy as np
 import torch
@@ -135,6 +135,13 @@ class Tokens(Protocol):
     def mask(self) -> Sequence[int]: ...
 
 
+class Row(NamedTuple):
+    """Tokens of which some are to be scored, where no episode has them so."""
+
+    ids: tuple[int, ...]
+    mask: tuple[int, ...]
+
+
 class Movable:
     """A dataclass whose tensors move together."""
 
@@ -222,7 +229,8 @@ def pack(sequences: Sequence[Tokens], budget: int) -> list[TokenBatch]:
     The longest sequences come first and similar lengths share a batch, so that there is little padding, and memory runs
     out right away or never.
     """
-    lengths, groups = [len(sequence.ids) for sequence in sequences], list[list[int]]()
+    rows, groups = [needed(sequence) for sequence in sequences], list[list[int]]()
+    lengths = [len(row) for row in rows]
     for number in sorted(range(len(lengths)), key=lambda number: (-lengths[number], number)):
         for group in groups:  # into the first with room for it
             if (len(group) + 1) * lengths[group[0]] <= budget:  # the first is the longest, and every row costs as much
@@ -230,7 +238,7 @@ def pack(sequences: Sequence[Tokens], budget: int) -> list[TokenBatch]:
                 break
         else:
             groups.append([number])
-    return [_pad(sequences, group) for group in groups]
+    return [_pad(sequences, rows, group) for group in groups]
 
 
 def pack_trees(sequences: Sequence[Tokens], budget: int) -> list[TokenBatch]:
@@ -239,19 +247,26 @@ def pack_trees(sequences: Sequence[Tokens], budget: int) -> list[TokenBatch]:
     Sequences are taken in the order of their tokens, so that those that begin alike come together. The largest batch
     comes first.
     """
-    order = sorted(range(len(sequences)), key=lambda number: (tuple(sequences[number].ids), number))
+    rows = [needed(sequence) for sequence in sequences]
+    order = sorted(range(len(rows)), key=lambda number: (tuple(rows[number]), number))
     groups: list[tuple[int, list[int]]] = []  # nodes, members
     for place, number in enumerate(order):
-        ids = sequences[number].ids
+        ids = rows[number]
         # Of all earlier ones in this order, the one just before shares the most.
-        shared = common_start(sequences[order[place - 1]].ids, ids) if place else 0
+        shared = common_start(rows[order[place - 1]], ids) if place else 0
         if groups and groups[-1][0] + len(ids) - shared <= budget:
             nodes, members = groups.pop()
             groups.append((nodes + len(ids) - shared, [*members, number]))
         else:
             groups.append((len(ids), [number]))
     groups.sort(key=lambda group: -group[0])
-    return [replace(_pad(sequences, members), tree=_tree([sequences[n].ids for n in members])) for _, members in groups]
+    return [replace(_pad(sequences, rows, members), tree=_tree([rows[n] for n in members])) for _, members in groups]
+
+
+def needed(sequence: Tokens) -> Sequence[int]:
+    """Its tokens up to the last that the policy sampled, as those after it change no score; all where it has none."""
+    after = next((place for place, one in enumerate(reversed(sequence.mask)) if one), 0)
+    return sequence.ids[: len(sequence.ids) - after]
 
 
 def common_start(held: Sequence[int], wanted: Sequence[int]) -> int:
@@ -296,14 +311,14 @@ def values_like(batch: TokenBatch, rows: Sequence[Sequence[float]]) -> Tensor:
     return table_NT[batch.sequence_BT, batch.positions_BT]
 
 
-def _pad(sequences: Sequence[Tokens], group: Sequence[int]) -> TokenBatch:
-    ids_BT = _rows([sequences[number].ids for number in group])
+def _pad(sequences: Sequence[Tokens], rows: Sequence[Sequence[int]], group: Sequence[int]) -> TokenBatch:
+    ids_BT = _rows([rows[number] for number in group])
     return TokenBatch(
         ids_BT,
         torch.arange(ids_BT.shape[1]).expand_as(ids_BT),
-        _rows([sequences[number].mask for number in group]),
+        _rows([sequences[number].mask[: len(rows[number])] for number in group]),
         torch.tensor(group)[:, None].expand_as(ids_BT),
-        _rows([[1] * len(sequences[number].ids) for number in group]),
+        _rows([[1] * len(rows[number]) for number in group]),
     )
 
 

@@ -13,6 +13,11 @@ from forage.agent.protocol import CALL_OPENING, write_answer, write_call
 from tests.factories import QUESTION
 from tests.scripted_engine import InOrder, check_tokens, search_many
 
+GOUT_FOUND = (
+    "\n<|im_start|>user\n<tool_response>\n[1] Gout: Crystals in a joint.\n[2] Gout: Crystals in a joint.\n"
+    "</tool_response><|im_end|>\n<|im_start|>assistant\n"
+)
+
 
 def play(protocol, *turns, search=search_many, **limits):
     async def run():
@@ -52,10 +57,7 @@ def test_search_then_answer(protocol):
     first, second = episode.turns
     assert protocol.tokenizer.decode(episode.ids[first.start : first.end]) == f"{write_call('gout')}<|im_end|>"
     between = protocol.tokenizer.decode(episode.ids[first.end : second.start])
-    assert between == (
-        "\n<|im_start|>user\n<tool_response>\n[1] Gout: Crystals in a joint.\n[2] Gout: Crystals in a joint.\n"
-        "</tool_response><|im_end|>\n<|im_start|>assistant\n"
-    )
+    assert between == GOUT_FOUND
     assert episode.logprobs[first.start : first.end] == (-0.5,) * (first.end - first.start)
     assert engine.released == ["q1/0"]
     assert [request.seed for request in engine.requests] == [turn_seed(0, "q1/0", 0), turn_seed(0, "q1/0", 1)]
@@ -85,7 +87,11 @@ def test_where_one_turn_is_allowed_the_episode_is_a_search(protocol):
     check_tokens(episode, engine, protocol)
     assert [(s.query, s.hits) for s in episode.searches] == [("gout", ("gout#0", "gout#1"))]
     assert (episode.stop, episode.well_formed, len(episode.turns)) == ("search", True, 1)
-    assert episode.ids[-1] == protocol.end_of_turn  # no results follow
+    assert protocol.tokenizer.decode(episode.ids[episode.turns[0].end :]) == GOUT_FOUND  # for rewards to read
+    assert not any(episode.mask[episode.turns[0].end :])
+    room = len(episode.ids)  # one too few: a limit that an episode may not reach
+    tight = play(protocol, write_call("gout"), max_turns=1, max_tokens=room)[1]
+    assert (tight.ids, tight.searches, tight.stop) == (episode.ids[: episode.turns[0].end], episode.searches, "search")
     answered = play(protocol, write_answer("Gout."), max_turns=1)[1]
     assert (answered.stop, answered.well_formed) == ("answer", False)
     nothing = play(protocol, "hm", max_turns=1)[1]
@@ -124,7 +130,7 @@ def test_a_first_search_that_is_written_for_the_policy(protocol):
     assert episode.mask[second.start : second.end] == opening + written
     assert [search.query for search in episode.searches] == [QUESTION.question, "sore toe"]
     assert (episode.stop, episode.well_formed) == ("search", True)
-    assert episode.ids[-1] == protocol.end_of_turn  # no results follow
+    assert protocol.tokenizer.decode(episode.ids[second.end :]).startswith("\n<|im_start|>user\n<tool_response>\n")
     unsearched = play(protocol, "hm", search_first=True, max_turns=2)[1]
     assert (unsearched.stop, unsearched.well_formed) == ("turns", False)  # the first search was not its own
     _, answered = play(protocol, write_answer("Gout."), search_first=True, max_turns=3)
