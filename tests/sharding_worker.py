@@ -16,10 +16,11 @@ from peft import LoraConfig, get_peft_model, get_peft_model_state_dict
 from safetensors.torch import save_file
 from transformers import BitsAndBytesConfig, LlamaForCausalLM
 
+from forage.grpo.gain import likelihoods
 from forage.grpo.learner import REFERENCE, TEACHER, Learner
 from forage.grpo.sharding import ShardedLearner
 from forage.grpo.teacher import Teacher
-from forage.policy.packing import pack, pack_trees
+from forage.policy.packing import Row, pack, pack_trees
 from forage.processes import all_gather, is_first, join_processes
 from tests.factories import Sequence, tiny_model
 
@@ -65,6 +66,12 @@ def marks(learner, start):
     learner.keep(TEACHER, start)
     rows = [row for group in sequences(3) for row in group]
     return Teacher().logprobs(learner, rows, 1.0, lambda read: pack(read, budget=18))
+
+
+def likely(learner):
+    """How likely the marked tokens of rows in three micro-batches are."""
+    rows = [Row(tuple(row.ids), tuple(row.mask)) for group in sequences(3) for row in group]
+    return torch.tensor(likelihoods(rows, learner, 1.0, lambda rows: pack(rows, budget=18)))
 
 
 def update(learner, step):
@@ -128,7 +135,7 @@ def put_through(sharding, offload, folder):
     found = {"held": all_gather(held(learner, sharding)), "title": learner.strategy.title}
     tensors = {}
     with torch.no_grad():
-        tensors["before"] = learner.score(first, 1.0).logprobs_BT
+        tensors["before"], tensors["likely"] = learner.score(first, 1.0).logprobs_BT, likely(learner)
     found["norms"] = [update(learner, 1)]
     tensors |= {f"first.{name}": weight for name, weight in adapter_state(learner).items()}
     tensors["reference"] = learner.kept(REFERENCE, first, 1.0)

@@ -79,13 +79,13 @@ def likelihoods(
     rows: Sequence[Row], learner: Learner, temperature: float, pack: Callable[[Sequence[Row]], list[TokenBatch]]
 ) -> list[float]:
     """How likely the marked tokens of each row are."""
-    sums_N = torch.zeros(len(rows), device=learner.device)
+    table_NT = torch.zeros(len(rows), max(len(row.ids) for row in rows), device=learner.device)
     for part in learner.shard(pack(rows)):
-        marked_BT = part.predicted_BT.to(learner.device)
+        marked_BT = part.predicted_BT
         scores_BT = learner.score_frozen(part, temperature)
-        sums_N.index_add_(0, part.sequence_BT.to(learner.device)[marked_BT], scores_BT[marked_BT])
-    totals = learner.sums({"logprobs": sums_N})["logprobs"].tolist()  # each process has scored some
-    return [math.exp(total / sum(row.mask)) for total, row in zip(totals, rows, strict=True)]
+        table_NT[part.sequence_BT[marked_BT], part.positions_BT[marked_BT]] = scores_BT[marked_BT.to(scores_BT.device)]
+    totals = learner.sums({"logprobs": table_NT.sum(dim=1)})["logprobs"].tolist()  # each process has scored some
+    return [math.exp(total / max(1, sum(row.mask))) for total, row in zip(totals, rows, strict=True)]
 
 
 def information_gain(gains: Gains, episodes: Sequence[Episode], likely: Likely) -> list[float | None]:

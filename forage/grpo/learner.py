@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 from forage.optimizer import adamw, update_weights
 from forage.policy.adapters import publish_adapter, restore_adapter
 from forage.policy.checkpoint import load_checkpoint, save_checkpoint
-from forage.policy.logprobs import TokenScores, token_scores
+from forage.policy.logprobs import TokenScores, sampled_states, token_scores
 from forage.policy.packing import TokenBatch
 
 # Adapters that are kept beside the one in training: what the KL term is measured against, and a teacher's.
@@ -29,8 +30,8 @@ class Scorer(nn.Module):
         super().__init__()
         self.policy = policy
 
-    def forward(self, batch: TokenBatch, temperature: float) -> TokenScores:
-        return token_scores(self.policy, batch, temperature=temperature)
+    def forward(self, batch: TokenBatch, temperature: float, *teacher: Tensor) -> TokenScores:
+        return token_scores(self.policy, batch, 256, temperature, *teacher)
 
 
 class Learner:
@@ -46,27 +47,43 @@ class Learner:
         self.optimizer = adamw(policy)
         self.device = next(policy.parameters()).device
 
-    def score(self, batch: TokenBatch, temperature: float) -> TokenScores:
+    def score(self, batch: TokenBatch, temperature: float, *teacher: Tensor) -> TokenScores:
         """Log-probabilities by the current policy, with a gradient unless torch.no_grad is on."""
-        return self.scorer(batch.to(self.device), temperature)
+        return self.scorer(batch.to(self.device), temperature, *teacher)
 
     def kept(self, name: str, batch: TokenBatch, temperature: float) -> Tensor:
         """Log-probabilities by an adapter that is kept, without dropout."""
+        with self.adapter(name):
+            return self.score_frozen(batch, temperature)
+
+    @contextmanager
+    def adapter(self, name: str) -> Iterator[None]:
+        """Another adapter in the place of the one in training."""
         self.policy.set_adapter(name, inference_mode=True)
         try:
-            return self.score_frozen(batch, temperature)
+            yield
         finally:
             self.policy.set_adapter("default")
 
     def score_frozen(self, batch: TokenBatch, temperature: float) -> Tensor:
         """Log-probabilities by the current policy, without a gradient and without dropout, so that nothing is drawn."""
+        with self.frozen():
+            return self.score(batch, temperature).logprobs_BT
+
+    @contextmanager
+    def frozen(self) -> Iterator[None]:
         training = self.policy.training
         self.policy.eval()
         try:
             with torch.no_grad():
-                return self.score(batch, temperature).logprobs_BT
+                yield
         finally:
             self.policy.train(training)
+
+    def states(self, batch: TokenBatch) -> Tensor:
+        """(N, D): the frozen policy's states that predict each sampled token, row by row. Only in one process."""
+        with self.frozen():
+            return sampled_states(self.policy, batch.to(self.device))
 
     def keep(self, name: str, folder: Path) -> None:
         """Load a published adapter beside the one in training."""

@@ -236,6 +236,8 @@ class ScoredBatch:
     """What is added to the advantage of a token's episode for this token alone."""
     teacher_BT: Tensor | None = None
     """Log-probabilities by a teacher."""
+    divergence_BT: Tensor | None = None
+    """KL divergence from a teacher's distribution to that of the policy in training, with its gradient."""
 
 
 @dataclass(frozen=True)
@@ -258,6 +260,7 @@ class LossTerms:
     entropy_BT: Tensor | None
     teacher_BT: Tensor | None
     """Log-probability by a teacher, minus the trainer's at the start of the step."""
+    divergence_BT: Tensor | None
 
 
 def loss_terms(scored: ScoredBatch, options: LossOptions, totals: Totals) -> LossTerms:
@@ -296,6 +299,7 @@ def loss_terms(scored: ScoredBatch, options: LossOptions, totals: Totals) -> Los
         kl_BT=None if reference_BT is None else _k3(_where(mask_BT, reference_BT) - logprobs_BT),
         entropy_BT=scored.entropy_BT,
         teacher_BT=teacher_BT,
+        divergence_BT=scored.divergence_BT,
     )
 
 
@@ -391,6 +395,8 @@ def policy_loss(terms: LossTerms, options: LossOptions) -> Tensor:
         if terms.kl_BT is None:
             raise ValueError("beta above 0 needs reference_BT")
         terms_BT = terms_BT + options.beta * terms.kl_BT * (terms.token_ratio_BT if options.unbiased_kl else 1)
+    if terms.divergence_BT is not None:
+        terms_BT = terms_BT + options.teacher_weight * _where(terms.mask_BT, terms.divergence_BT)
     return (terms_BT * terms.weights_BT).sum()
 
 
@@ -403,7 +409,7 @@ def loss_sums(terms: LossTerms) -> dict[str, Tensor]:
         "clip_low": policy.clipped_low_BT, "clip_high": policy.clipped_high_BT, "ratio": ratio_BT,
         "corrected": terms.corrected_BT, "kl": terms.kl_BT, "entropy": terms.entropy_BT,
         "mismatch_kl": _k3(terms.mismatch_BT), "mismatch_abs": terms.mismatch_BT.abs(), "tokens": mask_BT,
-        "teacher_kl": None if terms.teacher_BT is None else _k3(terms.teacher_BT),
+        "teacher_kl": terms.divergence_BT if terms.teacher_BT is None else _k3(terms.teacher_BT),
     }  # fmt: skip
     sums = {name: _where(mask_BT, values_BT).sum() for name, values_BT in values.items() if values_BT is not None}
     return sums | {
@@ -440,7 +446,7 @@ def summary(sums: Mapping[str, Tensor]) -> dict[str, float]:
     ratio_max, ratio_min
     mismatch_kl       KL of the engine's policy to the trainer's at the start of the step (k3, on the engine's tokens)
     mismatch_mean_abs mean distance of their log-probabilities
-    teacher_kl        KL of the policy at the start of the step to a teacher (k3)
+    teacher_kl        KL of the policy at the start of the step to a teacher (k3), or a teacher's to the policy (exact)
     corrected_share   share of tokens whose correction met the cap
     tokens            how many were kept
 

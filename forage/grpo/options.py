@@ -54,7 +54,8 @@ class LossOptions:
     correction_cap: float = fixed(2.0)
     """Cap of that ratio; a mask also drops ratios below 1 over this."""
     teacher_weight: float = 1.0
-    """With --teacher: how much a token's advantage rises for each nat by which it is likelier to the teacher."""
+    """With --teacher: how much a token's advantage rises for each nat by which it is likelier to the teacher, or the
+    weight of the divergence."""
     teacher_cap: float = fixed(5.0)
     """The most nats of one token that count, above or below 0: a token that is out of the question for the teacher
     would outweigh all others of its step."""
@@ -99,6 +100,10 @@ class UpdateOptions:
     adapter; http://HOST:PORT, a vLLM server of a larger model with the same tokenizer (without --enable-lora, or
     vLLM 0.32 crashes); or hint: the policy itself, told what get_hints of grpo_rollout.py says of the
     question (2601.20802). Alone with --advantage none."""
+    teach: Literal["sampled", "all"] = "sampled"
+    """What --teacher says: how likely the tokens are that were sampled, or how likely each of the vocabulary is in
+    their places: the loss then has the KL divergence from teacher to policy. All teaches faster, and what is never
+    sampled too, but takes a teacher of this process, and one process."""
     word_cost: float = 0.0
     """With --credit words: what each word of a query costs, on a scale where 1 is all that a search can find. A small
     cost such as .005 keeps the policy from adding useless words."""
@@ -112,6 +117,8 @@ class UpdateOptions:
         check_at_least_one(self, "epochs")
         if self.word_cost and self.credit != "words":
             raise UserError(f"--word-cost {self.word_cost} costs nothing without --credit words; add that")
+        if self.teach == "all" and (not self.teacher or "://" in self.teacher):
+            raise UserError("--teach all needs a --teacher of this process: a policy, a run or hint")
         if self.advantage == "none" and not self.teacher:
             raise UserError("--advantage none leaves nothing to learn from; add --teacher")
         if self.learn_from == 1:
@@ -178,6 +185,8 @@ class TrainOptions:
         reads = {"--data": self.rollout.data, "--policy": self.rollout.policy}
         check_apart("--run-dir", self.run_dir, reads, nested=True)
         check_at_least_one(self, "max_steps")
+        if self.update.teach == "all" and (world() > 1 or self.sharding != "none"):
+            raise UserError("--teach all works in one process without --sharding; leave out one of them")
         if self.rollout.num_rollouts < 2:
             raise UserError("--num-rollouts 1 leaves nothing to compare an episode with; give at least 2")
         if self.rollout.temperature <= 0:

@@ -38,6 +38,7 @@ import logging
 import math
 import os
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -525,11 +526,12 @@ class ShardedLearner(Learner):
         self._kept: dict[str, list[Tensor]] = {}
         torch.manual_seed(torch.initial_seed() + self.rank)  # each process draws its own dropout
 
-    def kept(self, name: str, batch: TokenBatch, temperature: float) -> Tensor:
-        """As in Learner. Don't call it between a score and its backward pass, while the weights are in use."""
+    @contextmanager
+    def adapter(self, name: str) -> Iterator[None]:
+        """As in Learner. Not between a score and its backward pass, while the weights are in use."""
         self._swap(name)
         try:
-            return self.score_frozen(batch, temperature)
+            yield
         finally:
             self._swap(name)
 
@@ -660,7 +662,8 @@ class LockstepScorer(Scorer):
         super().__init__(policy)
         self.same_chunks, self.chunk, self.shared = same_chunks, chunk, shared
 
-    def forward(self, batch: TokenBatch, temperature: float) -> TokenScores:
+    def forward(self, batch: TokenBatch, temperature: float, *teacher: Tensor) -> TokenScores:
+        del teacher  # options.py refuses its states here
         if self.shared:
             part = self.shared.own_columns(batch)
             return self.shared.gather_scores(token_scores(self.shared, part, self.chunk, temperature), batch)
@@ -692,7 +695,7 @@ class LockstepScorer(Scorer):
         token_N = torch.zeros(1, dtype=torch.long, device=device)
         nothing = torch.zeros((), device=device)
         for _ in range(count):
-            logprobs_N, _ = checkpoint(chunk_scores, head, hidden_ND, token_N, 1.0, use_reentrant=False)
+            logprobs_N, _ = checkpoint(chunk_scores, head, 1.0, hidden_ND, token_N, use_reentrant=False)
             nothing = nothing + logprobs_N.sum() * 0
         return nothing
 

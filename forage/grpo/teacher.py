@@ -29,7 +29,7 @@ from forage.grpo.options import HINT
 from forage.policy.adapters import newest_adapter, undamaged
 from forage.policy.base_models import same_base
 from forage.policy.manifest import PolicyManifest, read_policy_manifest
-from forage.policy.packing import Row, TokenBatch, Tokens
+from forage.policy.packing import Row, TokenBatch, Tokens, needed, pack, pack_trees
 from forage.policy.policy import load_tokenizer
 from forage.processes import first_alone
 from forage.rollout.options import RolloutOptions
@@ -64,9 +64,9 @@ class Teacher:
     ) -> Tensor:
         """(N, T) log-probabilities by the teacher, at the places that the tokens have in the episodes."""
         if self.server:
-            server, rows = self.server, [episode.ids for episode in episodes]
+            server, rows = self.server, [tuple(needed(episode)) for episode in episodes]
             scores = first_alone(lambda: asyncio.run(scored(server, rows)))
-            longest = max(map(len, rows))
+            longest = max(len(episode.ids) for episode in episodes)
             return torch.tensor([[0.0, *row, *[0.0] * (longest - 1 - len(row))] for row in scores]).to(learner.device)
         read = [self.reads(episode) for episode in episodes]
         longer_N = torch.tensor([len(told.ids) - len(own.ids) for told, own in zip(read, episodes, strict=True)])
@@ -80,6 +80,20 @@ class Teacher:
             table_NT[sequences, places] = scores_BT[sampled_BT.to(scores_BT.device)]
         return learner.sums({"teacher": table_NT})["teacher"]  # each process has scored some
 
+    def states(self, learner: Learner, part: TokenBatch, episodes: Sequence[Episode | Segment]) -> Tensor:
+        """(N, D): the teacher's states that predict the sampled tokens of a micro-batch, row by row."""
+        if self.hints is None:
+            with learner.adapter(TEACHER):
+                return learner.states(part)
+        numbers = part.sequence_BT[:, 0].tolist()
+        told = [self.reads(episodes[number]) for number in numbers]
+        [read] = (pack_trees if part.tree else pack)(told, sum(len(row.ids) for row in told) * len(told))
+        states_ND = learner.states(read)
+        # Of each row the same tokens are sampled, one after another; only the rows stand in another order.
+        counts = [int(count) for count in read.predicted_BT.sum(dim=1)]
+        by_row = dict(zip(read.sequence_BT[:, 0].tolist(), torch.split(states_ND, counts), strict=True))
+        return torch.cat([by_row[row] for row in range(len(numbers))])
+
 
 def open_teacher(
     name: str,
@@ -90,28 +104,17 @@ def open_teacher(
     learner: Learner,
 ) -> Teacher:
     """The teacher that --teacher names."""
-    if "://" in name:
-        if rollout.temperature != 1:
-            raise UserError(
-                f"a server scores tokens at temperature 1 alone; leave out --temperature or --teacher {name}"
-            )
-        server = replace(rollout.engine, urls=(name,))
-        protocol = Protocol.playing(load_tokenizer(policy), settings)
-        first_alone(lambda: asyncio.run(check_tokens(server, protocol)))
-        return Teacher(server)
-    if name != HINT:
+    if name != HINT and "://" not in name:
         learner.keep(TEACHER, teacher_adapter(name, policy))
         return Teacher()
-    if own_agent():
-        raise UserError("--teacher hint tells an agent of get_agent nothing, as it makes its own prompts")
     protocol = Protocol.playing(load_tokenizer(policy), settings)
-    hints = hints_of(questions)
-    return Teacher(
-        hints={
-            question.id: (protocol.prompt(question.question), protocol.prompt(f"{question.question}\n\n{hint}"))
-            for question, hint in zip(questions, hints, strict=True)
-        }
-    )
+    if name == HINT:
+        return Teacher(hints=hinted(questions, protocol))
+    if rollout.temperature != 1:
+        raise UserError(f"a server scores tokens at temperature 1 alone; leave out --temperature or --teacher {name}")
+    server = replace(rollout.engine, urls=(name,))
+    first_alone(lambda: asyncio.run(check_tokens(server, protocol)))
+    return Teacher(server)
 
 
 async def scored(server: EngineOptions, rows: Sequence[tuple[int, ...]]) -> list[list[float]]:
@@ -148,9 +151,14 @@ def get_hints_named() -> GetHints:
     return found
 
 
-def hints_of(questions: Sequence[Question]) -> list[str]:
-    """What get_hints says of each question."""
+def hinted(questions: Sequence[Question], protocol: Protocol) -> dict[str, tuple[list[int], list[int]]]:
+    """By question, its prompt, and the one with what get_hints says of it."""
+    if own_agent():
+        raise UserError("--teacher hint tells an agent of get_agent nothing, as it makes its own prompts")
     hints = [*get_hints_named()(questions)]
     if len(hints) != len(questions) or not all(isinstance(hint, str) for hint in hints):
         raise UserError(f"get_hints must return a text for each of the {len(questions)} questions")
-    return hints
+    return {
+        question.id: (protocol.prompt(question.question), protocol.prompt(f"{question.question}\n\n{hint}"))
+        for question, hint in zip(questions, hints, strict=True)
+    }

@@ -71,8 +71,10 @@ def train(
     context = UpdateContext(options.update, options.rollout.temperature, shared, run.phases, teacher)
 
     def measured(episodes: list[Episode]) -> list[Episode]:
-        with run.phases("likelihood"):
-            return gains.measured(learner, episodes, context) if gains else episodes
+        if not gains:
+            return episodes
+        with run.phases("gain"):
+            return gains.measured(learner, episodes, context)
 
     with open_reports(run, first=is_first()) as reports:
         while True:

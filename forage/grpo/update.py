@@ -179,7 +179,7 @@ def update(learner: Learner, batch: TrainingBatch, context: UpdateContext) -> di
         budget.within_memory, longest=max(len(episode.ids) for episode in taught.episodes),
         drop_gradients=learner.drop_gradients, can_start_over=learner.can_start_over,
     )  # fmt: skip
-    if teacher:
+    if teacher and context.options.teach == "sampled":
         with context.phases("teacher"):
             packed = partial(teacher.logprobs, learner, taught.episodes, context.temperature)
             taught = replace(taught, teacher_NT=fitting(lambda tokens: packed(partial(context.pack, budget=tokens))))
@@ -272,9 +272,13 @@ def learn_part(
 ) -> dict[str, Tensor]:
     """Add a micro-batch's gradients. Returns its sums."""
     options, temperature = context.options.loss, context.temperature
+    states = []
+    if context.teacher and context.options.teach == "all":
+        with context.phases("teacher"):
+            states.append(context.teacher.states(learner, part, taught.episodes))
     with context.phases("logprobs"):
         reference_BT = learner.kept(REFERENCE, part, temperature) if options.beta else None
-        scores = learner.score(part, temperature)
+        scores = learner.score(part, temperature, *states)
     old_BT = old.of(part)
     if old_BT is None:
         old_BT = scores.logprobs_BT.detach()
@@ -284,6 +288,7 @@ def learn_part(
         values_like(part, [each.logprobs for each in taught.episodes]), reference_BT, scores.entropy_BT,
         credits_BT=values_like(part, taught.credits) if taught.credits else None,
         teacher_BT=None if taught.teacher_NT is None else taught.teacher_NT[part.sequence_BT, part.positions_BT],
+        divergence_BT=scores.divergence_BT,
     )  # fmt: skip
     terms = loss_terms(scored, options, taught.totals)
     loss, sums = policy_loss(terms, options), loss_sums(terms)

@@ -35,6 +35,8 @@ class TokenScores(NamedTuple):
     logprobs_BT: Tensor
     entropy_BT: Tensor
     """Entropy of the distribution that the token was drawn from; no gradient."""
+    divergence_BT: Tensor | None = None
+    """KL divergence from a teacher's distribution to that one, where a teacher's states were given."""
 
 
 def token_logprobs(model: Any, batch: TokenBatch, chunk: int = 256, temperature: float = 1.0) -> Tensor:
@@ -42,8 +44,10 @@ def token_logprobs(model: Any, batch: TokenBatch, chunk: int = 256, temperature:
     return token_scores(model, batch, chunk, temperature).logprobs_BT
 
 
-def token_scores(model: Any, batch: TokenBatch, chunk: int = 256, temperature: float = 1.0) -> TokenScores:
-    """Log-probability and entropy at each sampled token.
+def token_scores(
+    model: Any, batch: TokenBatch, chunk: int = 256, temperature: float = 1.0, teacher_ND: Tensor | None = None
+) -> TokenScores:
+    """Log-probability and entropy at each sampled token, and divergence from the teacher of those `sampled_states`.
 
     The output layer runs on `chunk` positions at a time, and again in the backward pass, so that at most
     (chunk, vocabulary) logits are alive; they and everything after them are fp32. Positions that predict no sampled
@@ -58,15 +62,33 @@ def token_scores(model: Any, batch: TokenBatch, chunk: int = 256, temperature: f
     else:  # a token that rows share is scored once, and its gradient is the sum of theirs
         nodes_N, entries = torch.unique(batch.tree.node_BT[places], return_inverse=True)
         hidden_ND, tokens_N = hidden_BTD[0, batch.tree.parents_N[nodes_N]], batch.tree.ids_N[nodes_N]
+        if teacher_ND is not None:
+            teacher_ND = teacher_ND.new_empty(len(nodes_N), teacher_ND.shape[1]).index_copy(0, entries, teacher_ND)
+    given = (hidden_ND, tokens_N) if teacher_ND is None else (hidden_ND, tokens_N, teacher_ND)
     parts = [
-        checkpoint(chunk_scores, head, hidden, tokens, temperature, use_reentrant=False)
-        for hidden, tokens in zip(torch.split(hidden_ND, chunk), torch.split(tokens_N, chunk), strict=True)
+        checkpoint(chunk_scores, head, temperature, *each, use_reentrant=False)
+        for each in zip(*(torch.split(values, chunk) for values in given), strict=True)
     ]
     logprobs_BT = torch.zeros(batch.ids_BT.shape, dtype=torch.float32, device=hidden_BTD.device)
     if not len(tokens_N):  # stays in the model's graph, so that a loss over no tokens still has a backward pass
-        return TokenScores(logprobs_BT + 0 * hidden_BTD.float().sum(), logprobs_BT)
-    logprobs_N, entropy_N = (torch.cat(each)[entries] for each in zip(*parts, strict=True))
-    return TokenScores(logprobs_BT.index_put(places, logprobs_N), logprobs_BT.index_put(places, entropy_N))
+        return TokenScores(logprobs_BT + 0 * hidden_BTD.float().sum(), *[logprobs_BT] * (len(given) - 1))
+    scores = (torch.cat(each)[entries] for each in zip(*parts, strict=True))
+    return TokenScores(*(logprobs_BT.index_put(places, scores_N) for scores_N in scores))
+
+
+@torch.no_grad()
+def sampled_states(model: Any, batch: TokenBatch) -> Tensor:
+    """(N, D): the decoder's states that predict the sampled tokens, row by row."""
+    decoder, head = decoder_and_head(model)
+    if hasattr(head, "lora_A"):
+        raise UserError(
+            "--teach all can't tell whose output layer is whose, as adapters change it; give --teach sampled"
+        )
+    hidden_BTD = _hidden(decoder, batch)
+    rows, columns = places = batch.predicted_BT.nonzero(as_tuple=True)
+    if batch.tree is None:
+        return hidden_BTD[rows, columns - 1]
+    return hidden_BTD[0, batch.tree.parents_N[batch.tree.node_BT[places]]]
 
 
 def _hidden(decoder: Any, batch: TokenBatch) -> Tensor:
@@ -108,16 +130,24 @@ def unsharable(config: Any) -> str:
     return "" if text.model_type in SHARING else "attention that was not tried here"
 
 
-def chunk_scores(head: Any, hidden_ND: Tensor, tokens_N: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+def chunk_scores(
+    head: Any, temperature: float, hidden_ND: Tensor, tokens_N: Tensor, teacher_ND: Tensor | None = None
+) -> tuple[Tensor, ...]:
+    """Log-probabilities, entropies and, with a teacher's states, the KL divergence from its distribution to these."""
     logits_NV = fp32_logits(head, hidden_ND) / temperature
     chosen_N = logits_NV.gather(1, tokens_N[:, None]).squeeze(1)
     total_N = logits_NV.logsumexp(dim=1)
-    logprobs_N = chosen_N - total_N
+    logprobs_N, divergence = chosen_N - total_N, tuple[Tensor, ...]()
+    if teacher_ND is not None:
+        with torch.no_grad():
+            theirs_NV = (fp32_logits(head, teacher_ND) / temperature).log_softmax(dim=1)
+        apart_NV = theirs_NV - (logits_NV - total_N[:, None])  # before the sum, where rounding costs least
+        divergence = (torch.einsum("nv,nv->n", theirs_NV.exp(), apart_NV),)
     # Last, because recomputation in the backward pass stops at the last tensor that a gradient needs.
     with torch.no_grad():
         probabilities_NV = (logits_NV - total_N[:, None]).exp_()
         entropy_N = total_N - torch.einsum("nv,nv->n", probabilities_NV, logits_NV)
-    return logprobs_N, entropy_N
+    return logprobs_N, entropy_N, *divergence
 
 
 @torch.no_grad()

@@ -2,6 +2,7 @@
 
 import shutil
 from dataclasses import replace
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -118,9 +119,60 @@ def prompt_of(episode):
     return episode.turns[0].start
 
 
-@pytest.mark.parametrize("teacher", ["hint", "adapter"])
-def test_a_killed_run_with_a_teacher_ends_as_an_undisturbed_one(tiny, tmp_path, played, teacher):
-    more = {"teacher": "hint" if teacher == "hint" else str(played[0]), "advantage": "none", "eval_every": 0}
+@pytest.mark.parametrize("name", ["hint", "adapter"])
+@pytest.mark.parametrize("share_prompts", [False, True])
+def test_all_of_the_vocabulary_is_taught_by_its_divergence(tiny, tiny_protocol, played, name, share_prompts):
+    """Against the whole distributions of nano's model, an episode at a time, whose hints are of different lengths."""
+    run_dir, episodes = played
+    told = {f"q{number}": "say it " * number for number in range(12)}
+    with patch.object(grpo_rollout, "get_hints", lambda questions: [told[q.id] for q in questions]):
+        asked = {e.question_id: tiny_protocol.question_in(e.ids[: prompt_of(e)]) for e in episodes}
+        questions = [replace(QUESTION, id=each, question=text) for each, text in asked.items()]
+        named = {"hint": "hint", "adapter": str(run_dir)}[name]
+        learner = learner_of(tiny)
+        teacher = asked_of(tiny, named, questions, learner)
+    options = tiny_options(
+        tiny, tiny / "unused", advantage="none", teacher=named, teach="all", teacher_weight=WEIGHT
+    ).update
+    context = UpdateContext(options, 0.7, share_prompts, teacher=teacher)
+    figures = update(learner, prepare(episodes, options), context)
+
+    policy = load_policy(read_policy_manifest(tiny / "policy")).train()
+    policy.load_adapter(str(run_dir / "adapters" / "v000002"), adapter_name="other")
+    divergence, tokens = 0.0, sum(sum(episode.mask[1:]) for episode in episodes)
+    for episode in episodes:
+        start, question = prompt_of(episode), asked[episode.question_id]
+        hinted = tiny_protocol.prompt(f"{question}\n\n{told[episode.question_id]}")
+        prompt = hinted if name == "hint" else episode.ids[:start]
+        sampled_T = torch.tensor(episode.mask[start:]) == 1
+        with torch.no_grad():
+            policy.set_adapter("default" if name == "hint" else "other")
+            theirs_TV = distributions(policy, prompt, episode.ids[start:])[sampled_T]
+            policy.set_adapter("default")
+        own_TV = distributions(policy, episode.ids[:start], episode.ids[start:])[sampled_T]
+        kl = torch.nn.functional.kl_div(own_TV, theirs_TV, reduction="sum", log_target=True)
+        (WEIGHT * kl / tokens).backward()
+        divergence += kl.item()
+    assert figures["teacher_kl"] == pytest.approx(divergence / tokens, rel=1e-4)
+    weights = [weight for key, weight in policy.named_parameters() if weight.requires_grad and "other" not in key]
+    norm = torch.nn.utils.clip_grad_norm_(weights, 1.0).item()
+    assert figures["grad_norm"] == pytest.approx(norm, rel=1e-3)
+    torch.optim.AdamW(weights, 0.01, weight_decay=0.0).step()
+    roads = [weight for key, weight in learner.policy.named_parameters() if "lora" in key and "default" in key]
+    for weight, road in zip(weights, roads, strict=True):
+        assert (weight - road).abs().mean() < 1e-5
+
+
+def distributions(policy, prompt, rest):
+    """The log-probabilities of the whole vocabulary at each token after the prompt."""
+    logits_TV = policy(input_ids=torch.tensor([[*prompt, *rest]])).logits[0, len(prompt) - 1 : -1]
+    return (logits_TV.float() / 0.7).log_softmax(dim=1)
+
+
+@pytest.mark.parametrize(("teacher", "teach"), [("hint", "sampled"), ("adapter", "sampled"), ("hint", "all")])
+def test_a_killed_run_with_a_teacher_ends_as_an_undisturbed_one(tiny, tmp_path, played, teacher, teach):
+    teaching = {"teacher": "hint" if teacher == "hint" else str(played[0]), "teach": teach}
+    more = {**teaching, "advantage": "none", "eval_every": 0}
     train(tiny_options(tiny, tmp_path / "whole", **more))
     train(tiny_options(tiny, tmp_path / "parts", max_steps=2, **more))
     train(tiny_options(tiny, tmp_path / "parts", **more))
@@ -132,6 +184,10 @@ def test_a_killed_run_with_a_teacher_ends_as_an_undisturbed_one(tiny, tmp_path, 
 def test_teachers_that_cannot_be_meant_are_refused(tiny, tmp_path, played, monkeypatch):
     with refused(r"--advantage none leaves nothing to learn from; add --teacher"):
         train(tiny_options(tiny, tmp_path / "run", advantage="none"))
+    with refused(r"--teach all needs a --teacher of this process: a policy, a run or hint"):
+        train(tiny_options(tiny, tmp_path / "run", teacher="http://there", teach="all"))
+    with refused(r"--teach all works in one process without --sharding"):
+        train(tiny_options(tiny, tmp_path / "run", teacher="hint", teach="all", sharding="zero2"))
     other = shutil.copytree(played[0], tmp_path / "other")
     write_policy_manifest(replace(read_policy_manifest(other), full_base="elsewhere", full_base_digest="0"), other)
     learner = learner_of(tiny)

@@ -62,13 +62,26 @@ def test_a_value_by_hand():
     with torch.no_grad():
         head.weight.copy_(torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.0, 0.0]]))
     # Logits 2, 1, 0: log-probability of the first is 2 - log(e^2 + e^1 + e^0).
-    found, entropy = chunk_scores(head, torch.tensor([[2.0, 1.0]]), torch.tensor([0]), 1.0)
+    found, entropy = chunk_scores(head, 1.0, torch.tensor([[2.0, 1.0]]), torch.tensor([0]))
     chances = [math.exp(x) / (math.exp(2) + math.exp(1) + 1) for x in (2, 1, 0)]
     assert entropy.item() == pytest.approx(-sum(p * math.log(p) for p in chances), abs=1e-6)
     assert not entropy.requires_grad
     assert found.item() == pytest.approx(2 - math.log(math.exp(2) + math.exp(1) + 1), abs=1e-6)
-    halved, _ = chunk_scores(head, torch.tensor([[2.0, 1.0]]), torch.tensor([0]), 2.0)
+    halved, _ = chunk_scores(head, 2.0, torch.tensor([[2.0, 1.0]]), torch.tensor([0]))
     assert halved.item() == pytest.approx(1 - math.log(math.exp(1) + math.exp(0.5) + 1), abs=1e-6)
+
+
+def test_a_divergence_and_its_gradient_by_hand():
+    """The teacher's chances are 1/2, 1/4, 1/4 and the policy's 1/4, 1/4, 1/2, at temperature 2."""
+    head = nn.Linear(3, 3, bias=False)
+    with torch.no_grad():
+        head.weight.copy_(torch.eye(3))
+    own, theirs = (torch.tensor([[2 * math.log(chance) for chance in row]]) for row in ((1, 1, 2), (2, 1, 1)))
+    own.requires_grad_()
+    *_, divergence = chunk_scores(head, 2.0, own, torch.tensor([0]), theirs)
+    divergence.sum().backward()
+    assert divergence.item() == pytest.approx(math.log(2) / 2 - math.log(2) / 4, abs=1e-6)
+    torch.testing.assert_close(own.grad, torch.tensor([[-1 / 4, 0.0, 1 / 4]]) / 2)  # its chances less the teacher's
 
 
 def test_only_positions_before_sampled_tokens_reach_the_output_layer():

@@ -78,14 +78,15 @@ def headroom(store: DocumentStore, passages: Passages, questions: Sequence[Quest
     return Headroom(mode, *map(share, (one, longer, either, whole, none)))
 
 
-# What teaches a second search, from the warm start to GRPO, as in docs/training.md.
+# What teaches a second search, from the warm start to GRPO, as in docs/training.md, and more steps: people have more
+# time than a demo, and a library of varied wording needed twenty.
 WARM = (
     "--search-first --force-search --max-turns 2 --max-turn-tokens 32 --blind names --phrases 4 "
     "--num-demonstrations 96 --max-steps 24 --keep last"
 )
 GRPO = (
     "--weights best_search=3 found=1 format=1 --advantage reinforce++ --batch-size 16 --num-rollouts 4 "
-    "--learning-rate 3e-4 --max-steps 8"
+    "--learning-rate 3e-4 --max-steps 24"
 )
 
 
