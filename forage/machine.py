@@ -41,6 +41,12 @@ def hub_reachable(timeout: float = 5.0) -> bool:
     return True
 
 
+def bearer(name: str) -> dict[str, str]:
+    """The headers that show a server the key in this variable of the environment, if it is set."""
+    key = os.environ.get(name)
+    return {"Authorization": f"Bearer {key}"} if key else {}
+
+
 def is_here(url: str) -> bool:
     """Whether an address leads to this machine alone. Example: http://localhost:8100, but not http://gpu1:8100."""
     try:

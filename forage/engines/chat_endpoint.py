@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 from collections.abc import Coroutine, Iterable, Mapping
 from typing import Any, TypeVar
 
 import httpx
 
-from forage.engines.vllm import RETRIED, UnreadyError, message_of
+from forage.engines.vllm import UnreadyError, answered, message_of
 from forage.errors import UserError
+from forage.machine import bearer
 from forage.text import from_json, without_passwords
 
 T = TypeVar("T")
@@ -40,13 +40,11 @@ class Endpoint:
         self.patience, self.timeout = patience, timeout
         self._address = chat_address(url)
         self.url = without_passwords(self._address)  # in errors
-        key = os.environ.get("OPENAI_API_KEY", "")
-        headers = {"Authorization": f"Bearer {key}"} if key else {}
         try:
             httpx.URL(self._address)
         except httpx.InvalidURL as error:
             raise UserError(f"{option} {url}: {error}; give an address as http://HOST:PORT/v1") from error
-        self._client = httpx.AsyncClient(headers=headers, timeout=timeout)
+        self._client = httpx.AsyncClient(headers=bearer("OPENAI_API_KEY"), timeout=timeout)
         self._free = asyncio.Semaphore(AT_ONCE)
 
     async def __aenter__(self) -> Endpoint:
@@ -78,14 +76,9 @@ class Endpoint:
                 pause = min(2 * pause, LONGEST_PAUSE)
 
     async def _asked(self, body: Mapping[str, Any]) -> dict[str, Any]:
-        try:
-            async with asyncio.timeout(self.timeout):  # httpx itself times each piece of an answer
-                answer = await self._client.post(self._address, json={"model": self.model, **body})
-        except (httpx.RequestError, TimeoutError) as error:
-            raise UnreadyError(f"{type(error).__name__} {error}".strip()) from error
+        asking = self._client.post(self._address, json={"model": self.model, **body})
+        answer = await answered(asking, self.timeout)
         status = answer.status_code
-        if status in RETRIED:
-            raise UnreadyError(f"status {status}")
         if status in REFUSING:
             raise RefusedError(f"status {status}: {message_of(answer)}")
         if status in (401, 403):

@@ -14,7 +14,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-import os
 import random
 import time
 import zlib
@@ -29,6 +28,7 @@ import httpx
 from forage.engines.base import Engine, EngineError, EngineOptions, Job, Request, Sample, Sampling
 from forage.errors import UserError
 from forage.heartbeat import beat
+from forage.machine import bearer
 from forage.policy.adapters import changes_tokens, weights_digest
 from forage.policy.base_models import is_copy_of, same_base
 from forage.policy.manifest import PolicyManifest
@@ -66,10 +66,8 @@ class VLLMEngine(Engine):
         self._served: dict[str, Served] = {}
         self._plain: dict[httpx.AsyncClient, Sample] = {}  # what each server's base answers to COMPARED
         self._laid_down: set[httpx.AsyncClient] = set()  # servers that sleep by this engine's word
-        key = os.environ.get("VLLM_API_KEY")
-        headers = {"Authorization": f"Bearer {key}"} if key else {}
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
-        more: dict[str, Any] = {"headers": headers, "timeout": options.timeout, "limits": limits}
+        more: dict[str, Any] = {"headers": bearer("VLLM_API_KEY"), "timeout": options.timeout, "limits": limits}
         try:
             self._clients = [
                 httpx.AsyncClient(auth=login_of(url), base_url=without_passwords(url), **more) for url in options.urls
@@ -101,9 +99,6 @@ class VLLMEngine(Engine):
                 await self._put(client, asleep=False)
             except (UnreadyError, UserError) as error:
                 say(f"{client.base_url} may be asleep still ({error}); wake it: {waking(client)}")
-        await self.close()
-
-    async def close(self) -> None:
         for client in self._clients:
             await client.aclose()
 
@@ -196,11 +191,11 @@ class VLLMEngine(Engine):
     async def tokens(self, text: str) -> list[int]:
         """A text as the first server's tokenizer cuts it, control tokens included."""
         body = {"model": self._base, "prompt": text, "add_special_tokens": False}
-
-        async def ask(client: httpx.AsyncClient) -> httpx.Response:
-            return await self._call(client, "POST", "/tokenize", json=body)
-
-        answer = await self._patiently(self._clients[0], ask, "can't be asked for its tokens")
+        answer = await self._patiently(
+            self._clients[0],
+            lambda client: self._call(client, "POST", "/tokenize", json=body),
+            "can't be asked for its tokens",
+        )
         try:
             return [*map(int, from_json(answer.content)["tokens"])]
         except (ValueError, KeyError, TypeError) as error:
@@ -353,18 +348,12 @@ class VLLMEngine(Engine):
         self, client: httpx.AsyncClient, method: str, path: str, timeout: float | None = None, **body: Any
     ) -> httpx.Response:
         """One request. Raises UnreadyError where asking again may help."""
-        try:
-            async with asyncio.timeout(timeout or self.options.timeout):  # httpx itself times each piece of an answer
-                answer = await client.request(method, path, **body)
-        except (httpx.RequestError, TimeoutError) as error:
-            raise UnreadyError(f"{type(error).__name__} {error}".strip()) from error
+        answer = await answered(client.request(method, path, **body), timeout or self.options.timeout)
         if answer.status_code in (401, 403):
             raise UserError(f"{client.base_url} refuses the API key; set VLLM_API_KEY to the server's")
         if answer.is_redirect:
             there = answer.headers.get("Location")
             raise UserError(f"{client.base_url} redirects to {there}; give --urls the address of the server itself")
-        if answer.status_code in RETRIED:
-            raise UnreadyError(f"status {answer.status_code}")
         return answer
 
     async def _patiently(
@@ -517,6 +506,18 @@ ROUNDED_UP = 1e-3  # a probability of 1 may come out this much above 1
 
 class UnreadyError(Exception):
     """The server can't answer now, or its answer was cut off: asking again may help."""
+
+
+async def answered(asking: Awaitable[httpx.Response], seconds: float) -> httpx.Response:
+    """What a server answers to a request in so many seconds; UnreadyError where asking again may help."""
+    try:
+        async with asyncio.timeout(seconds):  # httpx itself times each piece of an answer
+            answer = await asking
+    except (httpx.RequestError, TimeoutError) as error:
+        raise UnreadyError(f"{type(error).__name__} {error}".strip()) from error
+    if answer.status_code in RETRIED:
+        raise UnreadyError(f"status {answer.status_code}")
+    return answer
 
 
 def body_of(request: Request, model: str) -> dict[str, Any]:

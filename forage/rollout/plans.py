@@ -5,7 +5,6 @@ its questions, by which workers share them.
 from __future__ import annotations
 
 import itertools
-import json
 import os
 import re
 import socket
@@ -21,8 +20,8 @@ from forage.agent.episode import Episode, FilePosition, episode_files, read_on
 from forage.agent.options import Credit
 from forage.data.splits import in_rounds
 from forage.errors import UserError
-from forage.files import GONE, create_once, locked, make_folder, replacing
-from forage.manifest import digest
+from forage.files import GONE, create_once, locked, make_folder
+from forage.manifest import digest, write_manifest
 from forage.policy.adapters import sampled_by, version_name
 from forage.rollout.options import RolloutOptions
 from forage.text import from_json, typed
@@ -94,8 +93,7 @@ def plan_path(run_dir: Path, name: str) -> Path:
 
 
 def write_plan(run_dir: Path, plan: Plan) -> None:
-    with replacing(plan_path(run_dir, plan.name)) as file:
-        json.dump({"format": FORMAT} | asdict(plan), file)
+    write_manifest(plan_path(run_dir, plan.name), {"format": FORMAT} | asdict(plan))
 
 
 def read_plan(path: Path) -> Plan:

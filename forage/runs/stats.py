@@ -37,9 +37,10 @@ from forage.data.records import Question, read_questions
 from forage.errors import UserError
 from forage.files import replacing
 from forage.heartbeat import beat
+from forage.manifest import read_manifest_as, write_manifest
 from forage.metrics import Interval, bootstrapped, figure, verdict
 from forage.progress import duration
-from forage.text import encodable, from_json, say, typed
+from forage.text import encodable, say, typed
 
 # Phases: stopwatches that say where a step's time goes.
 
@@ -272,25 +273,19 @@ def write_evaluations(run_dir: Path, evaluations: Mapping[int, Mapping[str, Inte
 
 
 def read_evaluations(run_dir: Path) -> dict[int, dict[str, Interval]]:
-    path = run_dir / "evaluations.json"
-    if not path.exists():
-        return {}
-    try:
-        return typed(dict[int, dict[str, Interval]], from_json(path.read_bytes()))
-    except ValueError as error:
-        raise UserError(f"{path} is broken ({error}); delete it to evaluate again") from error
+    path, kind = run_dir / "evaluations.json", dict[int, dict[str, Interval]]
+    return read_manifest_as(kind, path, "delete it to evaluate again") if path.exists() else {}
 
 
 def write_plain_rag(run_dir: Path, values: Mapping[str, Mapping[str, float]]) -> None:
     """By reward and question, what a search for the question itself earned."""
-    with replacing(run_dir / PLAIN_RAG) as file:
-        json.dump(values, file)
+    write_manifest(run_dir / PLAIN_RAG, values)
 
 
 def read_plain_rag(run_dir: Path) -> dict[str, dict[str, float]]:
     """The same, where that was measured."""
     path = run_dir / PLAIN_RAG
-    return typed(dict[str, dict[str, float]], from_json(path.read_bytes())) if path.exists() else {}
+    return read_manifest_as(dict[str, dict[str, float]], path, "delete it") if path.exists() else {}
 
 
 def by_plain_rag(run_dir: Path) -> dict[str, Interval]:

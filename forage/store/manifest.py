@@ -11,9 +11,8 @@ from pathlib import Path
 
 from forage.errors import UserError
 from forage.files import OURS, in_turn, sync
-from forage.manifest import digest, read_manifest, write_manifest
+from forage.manifest import digest, read_manifest_as, write_manifest
 from forage.store.options import StoreOptions
-from forage.text import typed
 
 # Edits: how a store's files change at one stroke, and what an open handle keeps of those that it was opened with.
 
@@ -98,10 +97,7 @@ def read_store_manifest(path: Path) -> StoreManifest:
         inner = (path / "store" / "store.json").exists()
         instead = f", but {path / 'store'} does; give that" if inner else "; make one with data_prep.py"
         raise UserError(f"{path} holds no document store (no store.json){instead}")
-    try:
-        return typed(StoreManifest, read_manifest(manifest, way_out))
-    except ValueError as error:
-        raise UserError(f"{manifest} is no store's manifest ({error}); {way_out}") from error
+    return read_manifest_as(StoreManifest, manifest, way_out)
 
 
 def fingerprint_of(manifest: StoreManifest, chunks: str) -> str:

@@ -9,7 +9,6 @@ Labels name chunks by their ids, so its passages need the ids that the data's ch
 from __future__ import annotations
 
 import math
-import os
 import random
 import time
 from collections.abc import Mapping, Sequence
@@ -22,6 +21,7 @@ import httpx
 
 from forage.errors import UserError
 from forage.heartbeat import beat
+from forage.machine import bearer
 from forage.manifest import digest, file_digest
 from forage.store.fusion import Hit
 from forage.store.manifest import NO_EMBEDDER, StoreManifest, fingerprint_of
@@ -48,9 +48,7 @@ class RemoteStore:
         self.path = without_passwords(address)
         self.patience, self.timeout = patience, timeout
         try:
-            key = os.environ.get(KEY)
-            headers = {"Authorization": f"Bearer {key}"} if key else {}
-            self._client = httpx.Client(base_url=address, timeout=timeout, headers=headers)
+            self._client = httpx.Client(base_url=address, timeout=timeout, headers=bearer(KEY))
         except (httpx.InvalidURL, ValueError) as error:
             raise UserError(f"--store {url}: {error}; give a server's address as http://HOST:PORT") from error
         if not self._client.base_url.host:

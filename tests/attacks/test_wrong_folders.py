@@ -189,7 +189,7 @@ REFUSED = [
     ("remove state/000002/optimizer.safetensors", r"optimizer.safetensors is not what was saved; put it back"),
     ("remove run.json", r"holds a run but no run.json; put that back, or give another --run-dir"),
     ("cut run.json", r"run.json is damaged .*; put it back, or give another --run-dir"),
-    ("cut evaluations.json", r"evaluations.json is broken .*; delete it"),
+    ("cut evaluations.json", r"evaluations.json is damaged .*; delete it"),
 ]  # fmt: skip
 
 

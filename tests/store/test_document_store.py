@@ -84,7 +84,7 @@ def edit_manifest(path, **values):
 @pytest.mark.parametrize(
     ("damage", "says"),
     [
-        (lambda p: edit_manifest(p, options=7), "is no store's manifest"),
+        (lambda p: edit_manifest(p, options=7), "is damaged"),
         (lambda p: (p / "store.json").unlink(), "no store.json"),
         (lambda p: (p / "bm25.npz").write_bytes(b"x"), "bm25.npz was changed since"),
         (lambda p: os.rename(p / "chroma", p / "away"), "chroma is missing"),
