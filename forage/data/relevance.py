@@ -92,18 +92,7 @@ def question_key(question: str) -> str:
 def split_by_document(
     questions: Sequence[Question], eval_share: float, seed: int, links: Iterable[tuple[str, str]] = ()
 ) -> tuple[list[Question], list[Question]]:
-    """(train, eval), such that no document answers questions of both."""
-    held = hold_out(questions, eval_share, seed, links)
-    sides: tuple[list[Question], list[Question]] = [], []
-    for question in questions:
-        sides[question.relevant_doc_ids[0] in held].append(question)
-    return sides
-
-
-def hold_out(
-    questions: Sequence[Question], eval_share: float, seed: int, links: Iterable[tuple[str, str]] = ()
-) -> set[str]:
-    """The documents whose questions are held out.
+    """(train, eval), such that no document answers questions of both.
 
     Documents that share a question form a group, also if it is asked twice in other spellings. Groups are ordered by a
     hash of the seed and their first document's id, and the first `eval_share` of them are held out. So the split is
@@ -129,7 +118,10 @@ def hold_out(
         held.add(best)
         near += linked[best]
         left -= best in order
-    return {doc_id for doc_id, group in leader.items() if group in held}
+    sides: tuple[list[Question], list[Question]] = [], []
+    for question in questions:
+        sides[leader[question.relevant_doc_ids[0]] in held].append(question)
+    return sides
 
 
 def _groups(questions: Sequence[Question]) -> dict[str, str]:

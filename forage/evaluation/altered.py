@@ -13,12 +13,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from forage.agent.agent import Agent, BatchedSearch, SearchMany
 from forage.agent.searcher import searching
-from forage.data.chunking import Chunk
 from forage.data.records import Question, documents_of
 from forage.errors import UserError
 from forage.evaluation.baselines import single
 from forage.evaluation.outcomes import Outcome
-from forage.store.fusion import Hit
+from forage.store.fusion import Hit, hit_of
 
 if TYPE_CHECKING:
     from forage.evaluation.setting import Setting
@@ -72,10 +71,6 @@ def without_right(setting: Setting, question: Question, query: str) -> list[Hit]
 def found(setting: Setting, query: str, k: int) -> list[Hit]:
     """What the store itself finds."""
     return setting.store.search([query], k, setting.agent.mode, fusion=setting.agent.fusion)[0]
-
-
-def hit_of(chunk: Chunk) -> Hit:
-    return Hit(chunk.id, chunk.doc_id, chunk.title, chunk.text, 0.0, 0)
 
 
 def ranked(hits: Sequence[Hit]) -> list[Hit]:

@@ -300,13 +300,15 @@ def rollout_with(
     return Rollout(options, engine, protocol, searcher, functions, questions)
 
 
-def view_of(rollout: Rollout, plan: Plan) -> RolloutView:
+async def play_groups(
+    rollout: Rollout, plan: Plan, missing: Callable[[], Sequence[str]],
+    write: Callable[[str, Sequence[Episode]], None], claims: Claims | None = None, poll: float = 1.0,
+) -> None:  # fmt: skip
+    """Play a plan's groups, a few at a time, while their episodes are counted."""
     adapter = version_name(sampled_by(rollout.engine.adapter)[0])
-    return RolloutView(f"{plan.name}, adapter {adapter}", len(plan.questions) * plan.num_rollouts)
-
-
-def groups_at_once(options: RolloutOptions, plan: Plan) -> int:
-    return max(1, options.concurrent_episodes // plan.num_rollouts)
+    at_once = max(1, rollout.options.concurrent_episodes // plan.num_rollouts)
+    with RolloutView(f"{plan.name}, adapter {adapter}", len(plan.questions) * plan.num_rollouts) as view:
+        await play_all(missing, partial(rollout.play_group, plan, view), write, claims, at_once, poll=poll)
 
 
 async def play_alone(rollout: Rollout, run_dir: Path, plan: Plan) -> list[Episode]:
@@ -329,9 +331,7 @@ async def play_alone(rollout: Rollout, run_dir: Path, plan: Plan) -> list[Episod
         append_episodes(path, groups[name])
 
     await load_newest(rollout, run_dir)
-    with view_of(rollout, plan) as view:
-        play = partial(rollout.play_group, plan, view)
-        await play_all(lambda: plan.missing(groups), play, write, None, groups_at_once(rollout.options, plan))
+    await play_groups(rollout, plan, lambda: plan.missing(groups), write)
     return plan.gathered(groups)
 
 
@@ -345,10 +345,7 @@ async def play_plan(
     """
     played = Played(run_dir, plan)
     claims = make_claims(played.claims, worker, clock=asyncio.get_running_loop().time)
-    write = EpisodeWriter(played.folder, claims, check)
-    with view_of(rollout, plan) as view:
-        play = partial(rollout.play_group, plan, view)
-        await play_all(played.missing, play, write, claims, groups_at_once(rollout.options, plan), poll=poll)
+    await play_groups(rollout, plan, played.missing, EpisodeWriter(played.folder, claims, check), claims, poll)
 
 
 async def load_newest(

@@ -18,12 +18,12 @@ from forage.data.chunking import Chunk, chunk_document
 from forage.data.records import Document, as_document
 from forage.data.relevance import by_document
 from forage.errors import UserError
-from forage.files import clear_half_written, in_turn, locked, make_folder, replacing_folder, typed_lines, write_jsonl
+from forage.files import filling_folder, in_turn, replacing_folder, typed_lines, write_jsonl
 from forage.manifest import digest, file_digest
 from forage.progress import Counting, counted
 from forage.store.bm25 import BM25, Titles, Tokenizer
 from forage.store.embedder import Embedder
-from forage.store.fusion import Hit, Ids, Ranking, fuse
+from forage.store.fusion import Hit, Ids, Ranking, fuse, hit_of
 from forage.store.manifest import (
     BM25_FILE,
     CHUNKS_FILE,
@@ -396,7 +396,7 @@ class DocumentStore:
     def _hits(self, ranking: Ranking) -> list[Hit]:
         chunks = (self.chunks[i] for i in ranking.ids.tolist())
         return [
-            Hit(chunk.id, chunk.doc_id, chunk.title, chunk.text, score, rank)
+            hit_of(chunk, score, rank)
             for rank, (chunk, score) in enumerate(zip(chunks, ranking.scores.tolist(), strict=True), 1)
         ]
 
@@ -479,9 +479,7 @@ def _next_number(ids: Iterable[str], least: int) -> int:
 @contextmanager
 def _writing(path: Path) -> Iterator[None]:
     """Hold a store's folder, for one process at a time."""
-    make_folder(path)
-    with locked(path / ".lock", f"{path}: another process is writing this store; wait until it ends or stop it"):
-        clear_half_written(path)
+    with filling_folder(path, way_out="folder"):
         (path / READERS).touch()
         yield
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from forage.data.chunking import Chunk
 from forage.store.options import Fusion
 
 # Hit: a passage that a search found.
@@ -26,6 +27,10 @@ class Hit:
     text: str
     score: float
     rank: int
+
+
+def hit_of(chunk: Chunk, score: float = 0.0, rank: int = 0) -> Hit:
+    return Hit(chunk.id, chunk.doc_id, chunk.title, chunk.text, score, rank)
 
 
 Ids = NDArray[np.int64]

@@ -38,7 +38,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from forage.files import append, clear_half_written, locked, make_folder, replacing, typed_lines
+from forage.files import append, filling_folder, replacing, typed_lines
 
 RETRIED = {"rate_limited", "server_error", "timeout", "broken_connection", "truncated", "robots_unavailable"}
 RETRIED |= {"dns", "connect"}
@@ -116,10 +116,7 @@ class ContentFolder:
 @contextmanager
 def opened(path: Path) -> Iterator[ContentFolder]:
     """The folder, held by this process alone."""
-    make_folder(path)
-    with locked(path / ".lock", f"{path}: another run is scraping into this folder; wait until it ends"):
-        for folder in (path, *path.glob("??")):
-            clear_half_written(folder)
+    with filling_folder(path, *(folder.name for folder in path.glob("??")), way_out="--content-dir"):
         yield ContentFolder(path)
 
 

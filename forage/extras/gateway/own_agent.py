@@ -23,7 +23,6 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from openai import AsyncOpenAI
-from pydantic import ValidationError
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
@@ -37,7 +36,7 @@ from forage.extras.gateway.recording import OVER, Ended, Recorder
 from forage.extras.gateway.server import HOST, Gateway
 from forage.extras.serving.server import body_of, check_key
 from forage.machine import is_loopback
-from forage.text import one_line, say
+from forage.text import from_json, one_line, say, typed
 
 SECONDS, CANCELLED = 600.0, 5.0  # that an episode may take, and its agent once it is cancelled
 
@@ -251,8 +250,7 @@ class Desk:
         if offer is None or offer.ended.done():
             raise Refused(OVER, 404)
         try:
-            offer.ended.set_result(Ended.model_validate_json(content))
-        except ValidationError as error:
-            first = error.errors(include_url=False)[0]
-            raise Refused(f"{'.'.join(map(str, first['loc'])) or 'the request'}: {first['msg']}") from error
+            offer.ended.set_result(typed(Ended, from_json(content), "ignore"))
+        except ValueError as error:
+            raise Refused(f"the request can't be read: {error}") from error
         return JSONResponse({})

@@ -11,7 +11,6 @@ import asyncio
 import json
 import re
 import secrets
-import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -24,7 +23,7 @@ from forage.agent.prompts import control_tokens, rendered
 from forage.agent.protocol import CALL, INVISIBLE, Reading, read_call, tool_responses
 from forage.agent.tools import example_call
 from forage.data.records import Question
-from forage.engines.base import EngineError, Request, Sample
+from forage.engines.base import EngineError
 from forage.errors import UserError, first_line
 from forage.extras.gateway.chat_api import Answered, Called, Chat, Message, Refused, one_form
 from forage.text import encodable
@@ -92,7 +91,7 @@ class Recorder:
         self.first_asked: list[Chat] = []
         self.asked = 0
         self.over = False
-        self.sampling: set[asyncio.Future[Sample]] = set()
+        self.sampling: set[asyncio.Future[TurnTokens]] = set()
         self.error: UserError | None = None
         """What ends the run, such as no memory to sample with, whatever the agent makes of it."""
         self.harmless = control_tokens(self.protocol.tokenizer, self.protocol.turn_tokens)
@@ -122,26 +121,21 @@ class Recorder:
             self.book.stop = "turns"
             raise Refused(f"the episode has had {MOST_REPLIES} replies; end it")
         self.asked += 1
-        name = self.book.id
-        seed = turn_seed(self.seed, name, number)
-        request = Request(tuple(ids), room, self.protocol.stop_ids, seed, self.agent.sampling, name, self.book.adapter)
-        began = time.perf_counter()
+        seed = turn_seed(self.seed, self.book.id, number)
         try:
-            sampling = asyncio.ensure_future(self.agent.engine.generate(request))
+            sampling = asyncio.ensure_future(self.agent.speak(replace(self.book, prompt=ids), room, seed, ()))
             self.sampling.add(sampling)
             sampling.add_done_callback(self.sampling.discard)
-            sample = await sampling
+            tokens = await sampling
         except EngineError as error:
             self.book.cause, self.book.stop = str(error), "engine"
             raise Refused(f"the engine failed: {first_line(error)}", 503) from error
         except UserError as error:
             self.error = error
             raise Refused(first_line(error), 500) from error
-        self.book.seconds["generate"] += time.perf_counter() - began
         if self.over or await gone():
             raise Refused("nobody waits for this reply any more", 410)
         self.book.cause, self.book.stop = "", ""  # what was refused before, the agent has got over
-        tokens = TurnTokens(sample.ids, (1,) * len(sample.ids), sample.logprobs, sample.finish, sample.server)
         return self.record(chat, ids, before, tokens)
 
     def too_long(self, size: str) -> Refused:
@@ -206,16 +200,15 @@ class Recorder:
         for number, message in enumerate(chat.messages):
             said = "\n".join(filter(None, [message.content, *map(written, message.calls)]))
             content = self.harmless.broken(encodable(said))
-            if message.role in ("tool", "assistant"):
+            role: str = message.role
+            if role in ("tool", "assistant"):
                 content = RESPONSE_TAG.sub("< ", content)
-            if message.role == "tool" and number and chat.messages[number - 1].role == "tool":
-                told[-1]["content"] += f"\n{tool_responses([content])}"
-            elif message.role == "tool":
-                told.append({"role": "user", "content": tool_responses([content])})
-            elif message.role == "assistant":
-                told.append({"role": "assistant", "content": slot if number in known else content})
-            else:
-                told.append({"role": message.role, "content": content})
+            if role == "tool":
+                role, content = "user", tool_responses([content])
+                if number and chat.messages[number - 1].role == "tool":
+                    told[-1]["content"] += f"\n{content}"
+                    continue
+            told.append({"role": role, "content": slot if number in known else content})
         return self.by_template(told, chat)
 
     def by_template(self, messages: list[dict[str, str]], chat: Chat) -> str:

@@ -10,9 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import secrets
-import socket
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -36,11 +34,10 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from forage.errors import UserError
 from forage.extras.gateway.chat_api import MODEL, Refused, completion, events, read_chat
 from forage.extras.gateway.recording import OVER, Recorder
 from forage.extras.serving.mcp_server import CHECKED
-from forage.extras.serving.server import BadRequest, body_of, guarded
+from forage.extras.serving.server import BadRequest, body_of, guarded, listening
 
 Asked = ServerRequestContext[Any, Request]
 HOST = "127.0.0.1"
@@ -53,11 +50,7 @@ class Gateway:
     """The episodes that are being played, each behind an address that nobody can guess, which is its key."""
 
     def __init__(self, at: tuple[str, int] = (HOST, 0), more: Sequence[Route] = ()) -> None:
-        try:
-            self._listening = socket.create_server(at, backlog=MOST_WAITING)
-        except OSError as error:
-            why = os.strerror(error.errno or 0)
-            raise UserError(f"can't listen on {at[0]}:{at[1]} ({why}); give get_agent another port") from error
+        self._listening = listening(*at, MOST_WAITING)
         self.url = f"http://{at[0]}:{self._listening.getsockname()[1]}"
         self.waiting = 0
         self._recorders: dict[str, Recorder] = {}

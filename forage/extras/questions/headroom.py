@@ -22,7 +22,7 @@ from forage.data.relevance import by_document
 from forage.extras.questions.two_documents import Linked, Passages
 from forage.metrics import FEWEST, grouped
 from forage.store.bm25 import BM25, Tokenizer
-from forage.store.fusion import Hit
+from forage.store.fusion import Hit, hit_of
 from forage.store.manifest import NO_EMBEDDER
 from forage.store.options import Mode
 from forage.text import IDLE, cut_to_words, titled, words_of
@@ -178,7 +178,7 @@ def whole_documents(store: DocumentStore, questions: Sequence[str], mode: Mode =
         words = tokenize(asked.replace("this", chunks[0].title))
         ranking = BM25.build([tokenize(chunk.text) for chunk in chunks]).rank(words, DEPTH)
         best = [chunks[place] for place in ranking.ids.tolist()]
-        return [Hit(chunk.id, document, chunk.title, chunk.text, 0.0, rank) for rank, chunk in enumerate(best, 1)]
+        return [hit_of(chunk, rank=rank) for rank, chunk in enumerate(best, 1)]
 
     found = store.search(questions, DEPTH, mode)
     documents = [dict.fromkeys(hit.doc_id for hit in hits) for hits in found]

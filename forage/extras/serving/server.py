@@ -162,12 +162,12 @@ async def answer(send: Send, status: int, said: Mapping[str, Any] | bytes, kind:
     await send({"type": "http.response.body", "body": body})
 
 
-def listening(host: str, port: int) -> socket.socket:
+def listening(host: str, port: int, backlog: int | None = None) -> socket.socket:
     """A socket that listens; port 0 is any free one."""
     if not 0 <= port < 2**16:
         raise UserError(f"port {port} must be from 0 to {2**16 - 1}")
     try:
-        return socket.create_server((host, port))
+        return socket.create_server((host, port), backlog=backlog)
     except OSError as error:
         why = (error.strerror or str(error)).partition(" (")[0]  # Python adds the address in brackets
         raise UserError(f"can't listen on {host}:{port} ({why}); choose another port") from error
