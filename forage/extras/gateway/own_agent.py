@@ -252,5 +252,5 @@ class Desk:
         try:
             offer.ended.set_result(typed(Ended, from_json(content), "ignore"))
         except ValueError as error:
-            raise Refused(f"the request can't be read: {error}") from error
+            raise Refused(str(error)) from error
         return JSONResponse({})
