@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,7 +28,7 @@ from forage.data.records import Document, Question
 from forage.data.relevance import by_document, make_questions, merged, split_by_document
 from forage.data.rewriter_data import export_rewriter_data
 from forage.data.scraping.options import ScrapeOptions
-from forage.data.splits import drop_questions, shared
+from forage.data.splits import drop_questions, unshared
 from forage.errors import UserError
 from forage.extras.questions.options import MakingOptions
 from forage.files import check_apart, check_files_apart, check_folder, filling_folder, write_jsonl
@@ -63,9 +63,9 @@ class Options:
     """For a folder in BEIR's layout: hold out this split's queries and train on those of train."""
     seed: int = 0
     """Seed for the train/eval split and for making questions."""
-    dataset: DatasetOptions = field(default_factory=DatasetOptions)
-    making: MakingOptions = field(default_factory=MakingOptions)
-    store: StoreOptions = field(default_factory=StoreOptions)
+    dataset: DatasetOptions = DatasetOptions()
+    making: MakingOptions = MakingOptions()
+    store: StoreOptions = StoreOptions()
 
     def check(self) -> None:
         """Fail before anything is fetched or loaded."""
@@ -264,12 +264,6 @@ def collection(folder: Path, options: Options) -> Source:
         return left, held_out
 
     return Source(found.documents, split, told)
-
-
-def unshared(train: Sequence[Question], held_out: Sequence[Question]) -> list[Question]:
-    """The training questions that are not held out, under whatever id."""
-    both = {question.id for question in shared(train, held_out)}
-    return [question for question in train if question.id not in both]
 
 
 def halves(

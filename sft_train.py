@@ -41,7 +41,7 @@ def main(options: SFTOptions) -> None:
 def warm_start(options: SFTOptions, settings: AgentSettings, manifest: PolicyManifest, data: Mapping[str, str]) -> None:
     from forage.agent.protocol import Protocol  # after the checks: these load torch
     from forage.policy.adapters import publish_adapter
-    from forage.policy.policy import check_length, load_policy, load_tokenizer
+    from forage.policy.policy import check_length, load_policy
     from forage.runs.run_folder import keep_options
     from forage.sft.training import get_demonstrations, train
 
@@ -50,7 +50,7 @@ def warm_start(options: SFTOptions, settings: AgentSettings, manifest: PolicyMan
     way_out = "another --output-dir, or --overwrite"
     keep_options(options.output_dir, options, FREE, way_out, data=data, demonstrations=given)
     options = replace(options, memory=options.memory.on_this_device(settings.max_tokens, quantized=manifest.quantized))
-    demonstrations = get_demonstrations(options, Protocol.playing(load_tokenizer(manifest), settings), settings)
+    demonstrations = get_demonstrations(options, Protocol.of_policy(manifest, settings), settings)
     policy = train(options, demonstrations, load_policy(manifest))
     write_policy_manifest(manifest, options.output_dir)
     write_agent(settings, options.output_dir)

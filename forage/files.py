@@ -342,13 +342,10 @@ def check_folder(option: str, output: Path) -> None:
         raise UserError(f"{option} {output} is a file; name a folder, or move it away")
 
 
-def check_files_apart(option: str, folder: Path, written: Collection[str], reads: Mapping[str, Path | None]) -> None:
+def check_files_apart(option: str, folder: Path, written: Collection[str], reads: Mapping[str, Path | str]) -> None:
     """Refuse inputs that are among the files, or in the folders, that a script writes into its output folder."""
-    for name, path in reads.items():
-        for target in written:
-            out = (folder / target).resolve()
-            if path is not None and (path.resolve() == out or out in path.resolve().parents):
-                raise UserError(f"{option} {folder}: {name} {path} would be written over; choose another {option}")
+    for target in written:
+        check_apart(option, folder / target, reads)
 
 
 def check_replaceable(option: str, folder: Path, mark: str, written: Collection[str] = ("*",)) -> None:

@@ -100,12 +100,17 @@ def cut_to_words(text: str, most: int) -> str:
     return text[: ends[-1]] if ends else ""
 
 
+def sentences_in(text: str) -> list[str]:
+    """Each on one line. Example: "Is it\\ngout? Rest." gives "Is it gout?" and "Rest."."""
+    return SENTENCE.split(" ".join(text.split()))
+
+
 def body_of(answer: str) -> str:
     """An answer without its leading headings, which repeat the question; all of it if it is only headings.
 
     Example: "What is gout? A joint hurts." gives "A joint hurts.".
     """
-    sentences = SENTENCE.split(" ".join(answer.split()))
+    sentences = sentences_in(answer)
     body = list(dropwhile(lambda sentence: sentence.endswith("?"), sentences))
     return " ".join(body or sentences)
 

@@ -23,6 +23,7 @@ from forage.agent.options import AgentSettings
 from forage.agent.prompts import RULE, TASK, chat_of, control_tokens, rendered, worded
 from forage.agent.tools import SEARCH, Spec, example_call, fits, shape
 from forage.errors import UserError
+from forage.policy.manifest import PolicyManifest
 from forage.store.fusion import Hit
 from forage.text import encodable, encodable_values, titled
 
@@ -195,6 +196,13 @@ class Protocol:
     def playing(cls, tokenizer: Any, settings: AgentSettings) -> Protocol:
         """The protocol of an agent that plays by these settings."""
         return cls(tokenizer, settings.passage_tokens, settings.task, tools=settings.tools)
+
+    @classmethod
+    def of_policy(cls, manifest: PolicyManifest, settings: AgentSettings) -> Protocol:
+        """The same, in the tokens of a policy."""
+        from forage.policy.policy import load_tokenizer  # here, as it loads torch
+
+        return cls.playing(load_tokenizer(manifest), settings)
 
     def __post_init__(self) -> None:
         if not self.tokenizer.chat_template:

@@ -88,6 +88,12 @@ def remembering(search_many: SearchMany) -> SearchMany:
     return search
 
 
+def search_each(search_many: SearchMany, queries: Sequence[Sequence[str]]) -> list[list[Sequence[Hit]]]:
+    """What each query of several lists finds; all are searched for in one batch."""
+    found = iter(search_many([query for several in queries for query in several]))
+    return [[next(found) for _ in several] for several in queries]
+
+
 @dataclass(frozen=True)
 class AnswerRank:
     """Where a search found the first chunk that answers its question."""

@@ -60,6 +60,12 @@ def shared(train: Sequence[Question], held_out: Sequence[Question]) -> list[Ques
     return [question for question in train if question.id in ids or question_key(question.question) in keys]
 
 
+def unshared(train: Sequence[Question], held_out: Sequence[Question]) -> list[Question]:
+    """The other training questions."""
+    both = {question.id for question in shared(train, held_out)}
+    return [question for question in train if question.id not in both]
+
+
 def drop_questions(folder: Path) -> None:
     """Remove the questions of a data folder whose store is about to change.
 

@@ -24,7 +24,7 @@ import numpy as np
 
 from forage.agent.agent import SearchMany
 from forage.agent.episode import Episode
-from forage.agent.searcher import searching
+from forage.agent.searcher import search_each, searching
 from forage.data.records import Question, asked_of, read_questions
 from forage.evaluation.altered import ALTERATIONS
 from forage.evaluation.measures import Floats, interval, meanings
@@ -120,11 +120,10 @@ def classes_of(questions: Sequence[Question], search: SearchMany, titles: Mappin
     seconds = [
         second_queries(question, [hit.title for hit in hits]) for question, hits in zip(questions, first, strict=True)
     ]
-    then = iter(search([query for queries in seconds for query in queries]))
     classes = []
-    for question, hits, queries in zip(questions, first, seconds, strict=True):
+    for question, hits, then in zip(questions, first, search_each(search, seconds), strict=True):
         right, one = set(question.relevant_chunk_ids), {hit.chunk_id for hit in hits}
-        two = {hit.chunk_id for _ in queries for hit in next(then)}
+        two = {hit.chunk_id for more in then for hit in more}
         found = "one search" if right & one else "two searches" if right & two else "neither"
         classes.append("unanswerable" if right.isdisjoint(titles) else found)
     return classes

@@ -27,7 +27,6 @@ from forage.evaluation.outcomes import Outcome, OutcomeLog, Strategy
 from forage.evaluation.setting import Policy, Setting, agree_on, load_adapter
 from forage.machine import compute_dtype
 from forage.manifest import code_of, digest, made_of
-from forage.policy.policy import load_tokenizer
 from forage.rollout.plans import Claims, named_worker
 from forage.rollout.rollout import RolloutView, play_all
 
@@ -59,7 +58,7 @@ async def play_policy(
     policy: Policy, logs: Mapping[str, OutcomeLog], setting: Setting, strategies: Mapping[str, Strategy], worker: str
 ) -> None:
     options = setting.options
-    protocol = Protocol.playing(load_tokenizer(policy.manifest), setting.agent)
+    protocol = Protocol.of_policy(policy.manifest, setting.agent)
     async with open_engine(
         options.engine, Job(policy.manifest, options.concurrency, setting.agent.max_tokens)
     ) as engine:

@@ -51,7 +51,6 @@ from forage.policy.adapters import (
     whole_digest,
 )
 from forage.policy.manifest import read_policy_manifest
-from forage.policy.policy import load_tokenizer
 from forage.progress import Progress
 from forage.rollout.agreement import adapter_of, open_embedder, read_run
 from forage.rollout.options import RolloutOptions
@@ -286,7 +285,7 @@ async def open_rollout(
 
 def open_search(options: RolloutOptions, settings: AgentSettings) -> tuple[Store, Protocol]:
     """The store, and the protocol, for which only the policy's tokenizer is read."""
-    protocol = Protocol.playing(load_tokenizer(read_policy_manifest(options.policy)), settings)
+    protocol = Protocol.of_policy(read_policy_manifest(options.policy), settings)
     return open_address(options.address, options.data), protocol
 
 

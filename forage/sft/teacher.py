@@ -14,14 +14,14 @@ from forage.agent.agent import Agent, BatchedSearch, SearchMany, sample_name, se
 from forage.agent.episode import AS_ASKED, STOPS, Episode
 from forage.agent.options import AgentSettings
 from forage.agent.protocol import CALL_OPENING, FAULTS, Protocol, write_answer, write_call
-from forage.agent.searcher import remembering
+from forage.agent.searcher import remembering, search_each
 from forage.agent.tools import functions_for
 from forage.data.records import Question, asked_of
 from forage.engines.base import Engine, Request, Sample
 from forage.errors import check_at_least_one
 from forage.progress import Counting
 from forage.store.fusion import Hit
-from forage.text import IDLE, SENTENCE, body_of, most_parts, spoken_words, words_of
+from forage.text import IDLE, body_of, most_parts, sentences_in, spoken_words, words_of
 
 LONGEST, SHORTEST = 4, 6  # words of what may be a name, and its letters
 BETWEEN = re.compile(r"[^\w\s'-]+|\n|\s-+\s")  # no name goes on over it
@@ -181,11 +181,12 @@ def queries_of(question: Question) -> list[str]:
 
 def short_answer(answer: str, count: Callable[[str], int], most: int) -> str:
     """The first sentences of an answer that fit into `most` tokens, or its first words if no sentence fits."""
-    for parts in (SENTENCE.split(" ".join(answer.split())), SENTENCE.split(" ".join(answer.split()))[0].split()):
-        fitting = most_parts(parts, count, most)
-        if fitting:
+    sentences = sentences_in(answer)
+    words = sentences[0].split()
+    for parts in (sentences, words):
+        if fitting := most_parts(parts, count, most):
             return " ".join(parts[:fitting])
-    return " ".join(answer.split()[:1])
+    return "".join(words[:1])
 
 
 def readable(answer: str, passage: str) -> str:
@@ -194,7 +195,7 @@ def readable(answer: str, passage: str) -> str:
     This way the teacher answers from what it found. Example: "It hurts. Rest helps." with "Gout: Rest helps. [cut"
     gives "Rest helps."
     """
-    sentences = SENTENCE.split(" ".join(answer.split()))
+    sentences = sentences_in(answer)
     return " ".join([sentence for sentence in sentences if sentence in passage] or sentences)
 
 
@@ -250,12 +251,11 @@ def search_candidates(
     questions: Sequence[Question], queries: Mapping[str, Sequence[str]], search_many: SearchMany, question_weight: int
 ) -> dict[str, dict[str, Sequence[Hit]]]:
     """By question id, what each of its queries finds. All are searched in one batch."""
-    asked = [(question, query) for question in questions for query in queries[question.id]]
-    found: dict[str, dict[str, Sequence[Hit]]] = {question.id: {} for question in questions}
-    hits_of = search_many([searched_for(question, query, question_weight) for question, query in asked])
-    for (question, query), hits in zip(asked, hits_of, strict=True):
-        found[question.id][query] = hits
-    return found
+    asked = [
+        [searched_for(question, query, question_weight) for query in queries[question.id]] for question in questions
+    ]
+    found = zip(questions, search_each(search_many, asked), strict=True)
+    return {question.id: dict(zip(queries[question.id], hits, strict=True)) for question, hits in found}
 
 
 def first_relevant(hits: Iterable[Hit], question: Question) -> int | None:

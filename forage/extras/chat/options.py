@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from forage.agent.options import SearchOptions
@@ -24,10 +24,10 @@ class ChatOptions:
     """Ask this one question and exit. Left out: read questions from the terminal or from standard input."""
     web: int | None = None
     """Ask in a browser instead, at this port of this machine; 0: any free one."""
-    engine: EngineOptions = field(default_factory=lambda: EngineOptions(patience=10.0))
-    search: SearchOptions = field(default_factory=SearchOptions)
-    address: StoreAddress = field(default_factory=StoreAddress)
-    sampling: Sampling = field(default_factory=lambda: Sampling(temperature=0.0))
+    engine: EngineOptions = EngineOptions(patience=10.0)
+    search: SearchOptions = SearchOptions()
+    address: StoreAddress = StoreAddress()
+    sampling: Sampling = Sampling(temperature=0.0)
     seed: int = 0
     """Seed for sampling, with --temperature above 0."""
 

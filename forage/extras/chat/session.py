@@ -32,7 +32,6 @@ from forage.engines.choice import open_engine
 from forage.errors import UserError
 from forage.evaluation.setting import find_policy, load_adapter
 from forage.extras.chat.options import ChatOptions
-from forage.policy.policy import load_tokenizer
 from forage.runs.stats import data_of
 from forage.store.bm25 import Tokenizer
 from forage.store.fusion import Hit
@@ -221,7 +220,7 @@ async def open_agent(options: ChatOptions, store: Store, stack: AsyncExitStack) 
     """Who answers."""
     policy = find_policy("chat", options.policy, "")
     settings = settled(options.search, policy.folder, store)
-    protocol = Protocol.playing(load_tokenizer(policy.manifest), settings)
+    protocol = Protocol.of_policy(policy.manifest, settings)
     engine = await stack.enter_async_context(open_engine(options.engine, Job(policy.manifest, 1, settings.max_tokens)))
     await load_adapter(engine, policy)
     in_this_thread = BatchedSearch(searching(store, settings), in_line=True)  # sampling needs the same cores

@@ -33,7 +33,6 @@ from forage.engines.choice import open_engine
 from forage.errors import UserError
 from forage.policy.adapters import adapter_path, sampled_by, version_name, versions
 from forage.policy.manifest import read_policy_manifest
-from forage.policy.policy import load_tokenizer
 from forage.rollout.agreement import read_run, run_options
 from forage.rollout.options import RolloutOptions
 from forage.rollout.plans import plan_of
@@ -87,7 +86,7 @@ def main(options: Options) -> None:
     told = run_options(run, ("temperature", "seed"))
     rollout = RolloutOptions(temperature=told["temperature"], seed=told["seed"])
     seed = plan_of(rollout, [episode.question_id], step).seed
-    protocol = Protocol.playing(load_tokenizer(manifest), settings)
+    protocol = Protocol.of_policy(manifest, settings)
 
     if options.instead and "get_agent" in run.tools:
         raise UserError("--instead is for our own loop, and this run's episodes were played by an agent of get_agent")

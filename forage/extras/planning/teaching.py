@@ -29,7 +29,6 @@ from forage.data.splits import draw_questions
 from forage.errors import UserError
 from forage.extras.planning.tool import PLAN, Library, about, read_library, write_plan
 from forage.policy.manifest import read_policy_manifest
-from forage.policy.policy import load_tokenizer
 from forage.sft.teacher import (
     Scripts,
     TeacherOptions,
@@ -71,7 +70,7 @@ def main(options: Options) -> None:
     library, settings = read_library(options.library), options.search.settle(options.policy)
     if PLAN not in settings.tools:
         raise UserError(f'the agent has no tool {PLAN!r}; put "{PLAN}": planner(...) into get_tools of grpo_rollout.py')
-    protocol = Protocol.playing(load_tokenizer(read_policy_manifest(options.policy)), settings)
+    protocol = Protocol.of_policy(read_policy_manifest(options.policy), settings)
     search_many = searching(open_address(options.address, options.data), settings)
     chosen = draw_questions(options.data, options.num_demonstrations, options.seed)
     plans, without = asyncio.run(teach(chosen, library, search_many, protocol, settings, options.teacher, options.seed))

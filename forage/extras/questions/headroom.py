@@ -14,7 +14,7 @@ from shlex import quote
 from typing import TYPE_CHECKING
 
 from forage.agent.options import AgentSettings
-from forage.agent.searcher import PER_TOKEN, best_start
+from forage.agent.searcher import PER_TOKEN, best_start, search_each
 from forage.data.chunking import Chunk
 from forage.data.own_questions import SAID
 from forage.data.records import Question, asked_of
@@ -57,23 +57,21 @@ class Headroom:
 
 def headroom(store: DocumentStore, passages: Passages, questions: Sequence[Question], mode: Mode) -> Headroom:
     """The shares that searches in this mode show of the questions."""
-    first = store.search([question.question for question in questions], MORE * AgentSettings.k, mode)
+    asked = [question.question for question in questions]
+    first = store.search(asked, MORE * AgentSettings.k, mode)
     names_in = grouped((mention.chunk.id, " ".join(mention.name)) for mention in passages.mentions)
-    again = [
-        (number, f"{name} {asked_of(question)}")
-        for number, (question, hits) in enumerate(zip(questions, first, strict=True))
-        for name in dict.fromkeys(
-            name for hit in hits[: AgentSettings.k] for name in (hit.title, *names_in.get(hit.chunk_id, ()))
-        )
+    names = [
+        dict.fromkeys(name for hit in hits[: AgentSettings.k] for name in (hit.title, *names_in.get(hit.chunk_id, ())))
+        for hits in first
     ]
-    one = [answers(question, hits) for question, hits in zip(questions, first, strict=True)]
-    longer = [answers(question, hits, MORE) for question, hits in zip(questions, first, strict=True)]
-    either = one.copy()
-    second = store.search([query for _, query in again], AgentSettings.k, mode)
-    for (number, _), hits in zip(again, second, strict=True):
-        either[number] = either[number] or answers(questions[number], hits)
-    found = zip(questions, whole_documents(store, [question.question for question in questions], mode), strict=True)
-    whole = [answers(*each) for each in found]
+    again = [[f"{name} {asked_of(q)}" for name in said] for q, said in zip(questions, names, strict=True)]
+    second = search_each(lambda queries: store.search(queries, AgentSettings.k, mode), again)
+    one, longer = ([answers(*each, times) for each in zip(questions, first, strict=True)] for times in (1, MORE))
+    either = [
+        any(answers(q, hits) for hits in (found[: AgentSettings.k], *more))
+        for q, found, more in zip(questions, first, second, strict=True)
+    ]
+    whole = [answers(*each) for each in zip(questions, whole_documents(store, asked, mode), strict=True)]
     none = [not any(each) for each in zip(longer, either, whole, strict=True)]
     return Headroom(mode, *map(share, (one, longer, either, whole, none)))
 

@@ -15,7 +15,7 @@ from forage.arguments import imported
 from forage.data.records import Document, Question
 from forage.data.relevance import split_by_document
 from forage.data.rewriter_data import CORPUS
-from forage.data.splits import shared
+from forage.data.splits import unshared
 from forage.errors import UserError
 from forage.extras.rewriter.options import Options, RewriteOptions
 from forage.files import json_lines
@@ -69,9 +69,8 @@ def read_data(options: Options, tokenizer: Any) -> Data:
         held_out = read_questions(folder / "eval.jsonl", texts, left_out)
     else:
         train, held_out = split_by_document(train, HELD_OUT_SHARE, options.seed)
-    trained_on = {question.id for question in shared(held_out, train)}
-    left_out["held out, but trained on too"] = len(trained_on)
-    unseen = [question for question in held_out if question.id not in trained_on]
+    unseen = unshared(held_out, train)
+    left_out["held out, but trained on too"] = len(held_out) - len(unseen)
     search = open_search(options, texts)
     rows, held = (
         make_rows(tokenizer, questions, options.query, left_out, partial(titles, texts, search))

@@ -23,7 +23,7 @@ from forage.extras.rewriter.actors import Actors, model_inputs
 from forage.extras.rewriter.data import Row
 from forage.extras.rewriter.options import PPOOptions
 from forage.grpo.losses import add_stats, advantages
-from forage.optimizer import MAX_NORM
+from forage.optimizer import MAX_NORM, adamw
 
 Score = Callable[[Sequence[Row], Sequence[Sequence[int]]], list[float]]
 """Gives a reward for each row's response, whose tokens include the eos."""
@@ -53,11 +53,12 @@ class Training:
 
 def make_optimizer(actors: Actors, learning_rate: float, norms: list[float]) -> torch.optim.Optimizer:
     """AdamW that clips gradients before each step, as TRL does not; the norm before clipping is added to `norms`."""
-    weights = [weight for weight in actors.parameters() if weight.requires_grad]
-    optimizer = torch.optim.AdamW(weights, lr=learning_rate, weight_decay=0.0)
+    optimizer = adamw(actors)
+    [group] = optimizer.param_groups
+    group["lr"] = learning_rate
 
     def clip(*_: object) -> None:
-        norms.append(float(torch.nn.utils.clip_grad_norm_(weights, MAX_NORM)))
+        norms.append(float(torch.nn.utils.clip_grad_norm_(group["params"], MAX_NORM)))
 
     optimizer.register_step_pre_hook(clip)
     return optimizer

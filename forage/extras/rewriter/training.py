@@ -111,9 +111,9 @@ def warm_loss(policy: Policy, tokenizer: Any, examples: Sequence[Example]) -> An
         tokens = tokens[: policy.sampling.max_new_tokens]
         ids.append([*prompt, *tokens])
         labels.append([IGNORED] * len(prompt) + tokens)
-    longest, device = max(map(len, ids)), policy.lm.device
-    ids_BT = torch.tensor([row + [policy.pad_id] * (longest - len(row)) for row in ids], device=device)
-    labels_BT = torch.tensor([row + [IGNORED] * (longest - len(row)) for row in labels], device=device)
+    ids_BT, labels_BT = (
+        left_padded(rows, fill).to(policy.lm.device) for rows, fill in ((ids, policy.pad_id), (labels, IGNORED))
+    )
     logits_BTV = policy(**model_inputs(ids_BT, policy.pad_id), use_cache=False).logits[:, :-1]
     return torch.nn.functional.cross_entropy(logits_BTV.flatten(0, 1), labels_BT[:, 1:].flatten(), ignore_index=IGNORED)
 

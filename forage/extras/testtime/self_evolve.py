@@ -70,7 +70,6 @@ from forage.extras.testtime import train_scorer
 from forage.files import check_apart, check_folder, filling_folder
 from forage.policy.adapters import adapter_path
 from forage.policy.manifest import read_policy_manifest
-from forage.policy.policy import load_tokenizer
 from forage.rollout.agreement import open_embedder
 from forage.runs.run_folder import keep_options
 from forage.sft.options import SFTOptions
@@ -218,7 +217,7 @@ TOP = (
 def select(search: OutcomeLog, first: OutcomeLog, data: Path, policy: Path, address: StoreAddress, out: Path) -> None:
     """Write what is kept of a search's episodes, beside the first samples that the system `single` played."""
     settings = SearchOptions().settle(policy)
-    protocol = Protocol.playing(load_tokenizer(read_policy_manifest(policy)), settings)
+    protocol = Protocol.of_policy(read_policy_manifest(policy), settings)
     functions = rewards_of(
         importlib.import_module(ROLLOUT).get_reward_functions, open_embedder(manifest_at(address, data)[0]),
         Searcher(lambda: open_address(address, data), settings),
@@ -227,7 +226,8 @@ def select(search: OutcomeLog, first: OutcomeLog, data: Path, policy: Path, addr
     outcomes, firsts, kept = search.results(), first.results(), []
     for question in read_train(data):
         if question.id in outcomes:
-            fit = [episode for episode in outcomes[question.id].tried if is_fit(episode, question, vetting)]
+            answers = set(question.relevant_chunk_ids)
+            fit = [e for e in outcomes[question.id].tried if answers.intersection(e.hits) and not vetting.malformed(e)]
             if found := best(fit, firsts[question.id].episode, question, functions):
                 kept.append(demonstration(found, question, protocol))
     counted = f"{len(kept)} of {len(outcomes)} questions have an episode that is better than the policy's first"
@@ -235,11 +235,6 @@ def select(search: OutcomeLog, first: OutcomeLog, data: Path, policy: Path, addr
         raise UserError(f"{counted}; play more questions, or at a higher --temperature")
     write_episodes(out, kept)
     print(f"{out}: {counted}")
-
-
-def is_fit(episode: Episode, question: Question, vetting: Vetting) -> bool:
-    """Well-formed, with a chunk among its hits that answers the question."""
-    return bool(set(episode.hits) & set(question.relevant_chunk_ids)) and not vetting.malformed(episode)
 
 
 def best(

@@ -55,7 +55,6 @@ from forage.extras.testtime.scorers import unanswered
 from forage.files import check_apart, check_folder, filling_folder
 from forage.manifest import plain, write_manifest
 from forage.metrics import grouped
-from forage.policy.policy import load_tokenizer
 from forage.rollout.agreement import open_embedder
 from forage.store.embedder import Embedder
 from forage.store.opening import manifest_at
@@ -202,7 +201,7 @@ def main(options: Options) -> None:
     options.check()
     settings = options.search.settle(options.policy)
     policy = find_policy(options.policy.name, str(options.policy), "")  # it may be a plain model
-    protocol = Protocol.playing(load_tokenizer(policy.manifest), settings)
+    protocol = Protocol.of_policy(policy.manifest, settings)
     played = read_played(options.files, options.data, protocol)
     embedder = open_embedder(manifest_at(options.address, options.data)[0])
     with filling_folder(options.out, way_out="--out"):
