@@ -14,14 +14,13 @@ run.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 
-from forage.agent.options import AgentSettings, write_agent
+from forage.agent.options import write_agent
 from forage.arguments import run_script
 from forage.files import clear_superseded, empty_folder, filling_folder
 from forage.manifest import file_digest
-from forage.policy.manifest import PolicyManifest, read_policy_manifest, write_policy_manifest
+from forage.policy.manifest import read_policy_manifest, write_policy_manifest
 from forage.sft.options import FREE, SFTOptions
 from forage.store.opening import digests_of, manifest_at
 
@@ -30,31 +29,31 @@ def main(options: SFTOptions) -> None:
     options.check()
     settings, manifest = options.search.settle(options.policy), read_policy_manifest(options.policy)
     _, fingerprint = manifest_at(options.address, options.data)  # before anything is written
-    with filling_folder(options.output_dir, "adapters", "best/adapters", "state"):
-        options.check()  # again, as another process may have finished the folder before this one held it
-        if options.overwrite:
-            empty_folder(options.output_dir, mark="config.json")
-        clear_superseded(options.output_dir / "state")
-        warm_start(options, settings, manifest, digests_of(options.data, fingerprint))
 
-
-def warm_start(options: SFTOptions, settings: AgentSettings, manifest: PolicyManifest, data: Mapping[str, str]) -> None:
     from forage.agent.protocol import Protocol  # after the checks: these load torch
     from forage.policy.adapters import publish_adapter
     from forage.policy.policy import check_length, load_policy
     from forage.runs.run_folder import keep_options
     from forage.sft.training import get_demonstrations, train
 
-    check_length(manifest, settings.max_tokens)
-    given = {str(path): file_digest(path) for path in options.demonstrations if path.exists()}  # or it is compressed
-    way_out = "another --output-dir, or --overwrite"
-    keep_options(options.output_dir, options, FREE, way_out, data=data, demonstrations=given)
-    options = replace(options, memory=options.memory.on_this_device(settings.max_tokens, quantized=manifest.quantized))
-    demonstrations = get_demonstrations(options, Protocol.of_policy(manifest, settings), settings)
-    policy = train(options, demonstrations, load_policy(manifest))
-    write_policy_manifest(manifest, options.output_dir)
-    write_agent(settings, options.output_dir)
-    print(f"{publish_adapter(policy, options.output_dir, 0)} is the warm start")
+    output, way_out = options.output_dir, "another --output-dir, or --overwrite"
+    with filling_folder(output, "adapters", "best/adapters", "state"):
+        options.check()  # again, as another process may have finished the folder before this one held it
+        if options.overwrite:
+            empty_folder(output, mark="config.json")
+        clear_superseded(output / "state")
+        check_length(manifest, settings.max_tokens)
+        # What does not exist is compressed.
+        given = {str(path): file_digest(path) for path in options.demonstrations if path.exists()}
+        data = digests_of(options.data, fingerprint)
+        keep_options(output, options, FREE, way_out, data=data, demonstrations=given)
+        memory = options.memory.on_this_device(settings.max_tokens, quantized=manifest.quantized)
+        options = replace(options, memory=memory)
+        demonstrations = get_demonstrations(options, Protocol.of_policy(manifest, settings), settings)
+        policy = train(options, demonstrations, load_policy(manifest))
+        write_policy_manifest(manifest, output)
+        write_agent(settings, output)
+        print(f"{publish_adapter(policy, output, 0)} is the warm start")
 
 
 TOP = (

@@ -18,8 +18,8 @@ LOG_EVERY = 10.0  # seconds between lines
 class Progress:
     """Shows its figures while it is entered; `changed` tells it that there are others. Unless `shown`, it is silent."""
 
-    def __init__(self, title: str, *, shown: bool = True) -> None:
-        self.title, self.shown = title, shown
+    def __init__(self, title: str, total: int, done: int = 0, *, shown: bool = True) -> None:
+        self.title, self.total, self.done, self.shown = title, total, done, shown
         self.started = self._logged = time.monotonic()
 
     def figures(self) -> Mapping[str, str]:
@@ -27,8 +27,8 @@ class Progress:
         return {}
 
     def complete(self) -> bool:
-        """Whether all is done, so that only the last line is still to come."""
-        return False
+        """Whether all is done, so that only the last line is still to come; more may follow, as of spare questions."""
+        return self.done == self.total
 
     def ends_with_line(self) -> bool:
         """Whether there is a last line."""
@@ -55,8 +55,8 @@ class Counting(Progress):
     """A known number of things, of which some may be done: `with Counting("pages", 300) as bar: bar.update()`."""
 
     def __init__(self, title: str, total: int, done: int = 0) -> None:
-        super().__init__(title, shown=total > 0)
-        self.total, self.done, self._before = total, done, done
+        super().__init__(title, total, done, shown=total > 0)
+        self._before = done
 
     def update(self, more: int = 1) -> None:
         self.done += more
@@ -67,9 +67,6 @@ class Counting(Progress):
         spent, new = time.monotonic() - self.started, self.done - self._before
         left = {"left": duration(spent / new * (self.total - self.done))} if new else {}
         return {"done": f"{self.done:,} of {self.total:,}"} | left
-
-    def complete(self) -> bool:
-        return self.done >= self.total
 
     def ends_with_line(self) -> bool:
         """What is soon done leaves no line."""

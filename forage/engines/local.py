@@ -306,6 +306,7 @@ class LocalEngine(Engine):
         self.model.set_attn_implementation(ATTENTION)
         self.adapter = "base"
         self.slots = [Slot(number) for number in range(slots)]
+        self._embedding: Tensor = model.get_input_embeddings().weight
         self._cache = SlotCache(model.config, slots)
         self._hooks: list[RemovableHandle] = []
         self._waiting: list[tuple[Request, asyncio.Future[Sample]]] = []
@@ -368,7 +369,7 @@ class LocalEngine(Engine):
 
     def _free_idle(self) -> None:
         """Give the keys and values back if nothing is being played."""
-        on_gpu = self.model.get_input_embeddings().weight.is_cuda
+        on_gpu = self._embedding.is_cuda
         if on_gpu and not (self._waiting or self._active or any(slot.episode for slot in self.slots)):
             for slot in self.slots:
                 slot.ids = []
@@ -453,7 +454,7 @@ class LocalEngine(Engine):
         self, slot: Slot, request: Request, future: asyncio.Future[Sample], source: int, start: int
     ) -> Active:  # fmt: skip
         """Give a slot to a request, with the first `start` tokens, which the slot `source` holds."""
-        self._cache.make_room(len(request.ids) + request.max_tokens, self.model.get_input_embeddings().weight)
+        self._cache.make_room(len(request.ids) + request.max_tokens, self._embedding)
         if source != slot.number:
             self._cache.copy(source, slot.number, start)
         self._clock += 1
@@ -466,7 +467,7 @@ class LocalEngine(Engine):
     @torch.no_grad()
     def _start(self, starting: Sequence[Active]) -> None:
         """Compute what the slots lack of their prompts, and sample each one's first token."""
-        device = self.model.get_input_embeddings().weight.device
+        device = self._embedding.device
         parts = [Prefill(each.slot.number, len(each.slot.ids), len(each.request.ids)) for each in starting]
         tokens = [token for part, each in zip(parts, starting, strict=True) for token in each.request.ids[part.start :]]
         positions = torch.cat([torch.arange(part.start, part.end) for part in parts])
@@ -490,7 +491,7 @@ class LocalEngine(Engine):
             places += [(slot.number, number, len(slot.ids) + number) for number in range(1 + len(after))]
             slot.ids.append(each.next_token)
             tokens += each.next_token, *after
-        device = self.model.get_input_embeddings().weight.device
+        device = self._embedding.device
         # In steps, since each new length costs a GPU some setup; what is added is masked.
         longest = -(-max(1 + place for *_, place in places) // KEYS_STEP) * KEYS_STEP
         view = Decode.of(places, longest, device)

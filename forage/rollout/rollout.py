@@ -138,14 +138,14 @@ class RolloutView(Progress):
     """Counts episodes as they end."""
 
     def __init__(self, title: str, total: int) -> None:
-        super().__init__(title)
-        self.total = total
+        super().__init__(title, total)
         self.episodes: list[Episode] = []
         self.rewarded_episodes: list[Episode] = []
 
     def played(self, episode: Episode) -> None:
         """Count a finished episode."""
         self.episodes.append(episode)
+        self.done += 1
         self.changed()
 
     def ended(self, playing: asyncio.Future[Episode]) -> None:
@@ -158,14 +158,10 @@ class RolloutView(Progress):
         self.rewarded_episodes += episodes
         self.changed()
 
-    def complete(self) -> bool:
-        """Then rewards may still come, which the last line has; more episodes are those of spare questions."""
-        return len(self.episodes) == self.total
-
     def figures(self) -> Mapping[str, str]:
-        count = max(1, len(self.episodes))
+        count = max(1, self.done)
         shown = {
-            "episodes": f"{len(self.episodes)} of {self.total}",
+            "episodes": f"{self.done} of {self.total}",
             "tokens/s": f"{sum(e.sampled for e in self.episodes) / max(1e-9, time.monotonic() - self.started):,.0f}",
             "searches": f"{sum(len(episode.searches) for episode in self.episodes) / count:.2f}",
             "ended by": ", ".join(f"{stop} {n}" for stop, n in Counter(e.stop for e in self.episodes).most_common()),

@@ -79,10 +79,7 @@ class SFTOptions:
             )
         if not (self.num_demonstrations or self.demonstrations):
             raise UserError("nothing to learn from: --num-demonstrations 0 and no --demonstrations")
-        self.check_output()
-
-    def check_output(self) -> None:
-        """Refuse an output that would go over an input, over what another script made, or over a finished policy."""
+        # No output goes over an input, over what another script made, or over a finished policy.
         files = {f"--demonstrations {path}": path for path in self.demonstrations}
         check_apart("--output-dir", self.output_dir, {"--data": self.data, "--policy": self.policy} | files)
         if adapter_path(self.output_dir, 0).exists() and not self.overwrite:

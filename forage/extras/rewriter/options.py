@@ -192,15 +192,7 @@ class Options:
         StoreAddress(self.store).check()
         if self.mode != "sparse" and not self.store:
             raise UserError(f"--mode {self.mode} needs a store with embeddings; give --store data/store")
-        self.check_outputs()
-
-    @property
-    def depth(self) -> int:
-        """How many documents a search finds."""
-        return max(self.k, DEPTH) if self.reward == GAIN else self.k
-
-    def check_outputs(self) -> None:
-        """Refuse outputs that would go over an input, or over what this script did not make."""
+        # No output goes over an input, or over what this script did not make.
         reads: dict[str, Path | str | None] = {
             "--data": self.data,
             "--base-model": self.base_model,
@@ -211,3 +203,8 @@ class Options:
         check_apart("--run-dir", self.run_dir, reads, nested=True)
         if self.output_dir.resolve() in (self.run_dir.resolve(), *self.run_dir.resolve().parents):
             raise UserError(f"--output-dir {self.output_dir} would replace --run-dir {self.run_dir}; choose another")
+
+    @property
+    def depth(self) -> int:
+        """How many documents a search finds."""
+        return max(self.k, DEPTH) if self.reward == GAIN else self.k
