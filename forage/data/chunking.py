@@ -78,21 +78,18 @@ def chunk_spans(text: str, count: CountTokens, size: int, overlap: int) -> list[
     """
     if not text.strip():
         return []
-    sentences = list(sentence_spans(text))
-    counts = count([text[start:end] for start, end in sentences])
-    units, unit_counts = [], []
-    for span, tokens in zip(sentences, counts, strict=True):
-        pieces = [(span, tokens)] if tokens <= size else _halve(text, span, count, size)
-        units += [piece for piece, _ in pieces]
-        unit_counts += [piece_tokens for _, piece_tokens in pieces]
-    spans = [(units[first][0], units[last][1]) for first, last in _pack(unit_counts, size, overlap)]
+    units, counts = _fitting(text, list(sentence_spans(text)), count, size)
+    spans = [(units[first][0], units[last][1]) for first, last in _pack(counts, size, overlap)]
     # If a word was split, a sub-word tokenizer may need more tokens for the joined text than for its parts: recount.
-    totals = count([text[start:end] for start, end in spans])
-    return [
-        piece
-        for span, tokens in zip(spans, totals, strict=True)
-        for piece in ([span] if tokens <= size else [part for part, _ in _halve(text, span, count, size)])
-    ]
+    return _fitting(text, spans, count, size)[0]
+
+
+def _fitting(text: str, spans: Sequence[Span], count: CountTokens, size: int) -> tuple[list[Span], list[int]]:
+    """The spans, those that are too long in pieces, and their tokens."""
+    fitting: list[tuple[Span, int]] = []
+    for span, tokens in zip(spans, count([text[start:end] for start, end in spans]), strict=True):
+        fitting += [(span, tokens)] if tokens <= size else _halve(text, span, count, size)
+    return [span for span, _ in fitting], [tokens for _, tokens in fitting]
 
 
 def sentence_spans(text: str) -> Iterator[Span]:

@@ -29,9 +29,9 @@ from forage.runs.stats import AS_TRAINED, NO_PHASES, StepStats, by_plain_rag
 
 Evaluations = Mapping[int, Mapping[str, Interval]]
 
-# Okabe and Ito's palette, which colour-blind readers can tell apart.
+# Of Okabe and Ito's palette, which colour-blind readers can tell apart.
 BLUE, ORANGE, GREEN, VERMILION = "#0072B2", "#E69F00", "#009E73", "#D55E00"
-PURPLE, SKY, YELLOW, GREY = "#CC79A7", "#56B4E9", "#F0E442", "#9A9A9A"
+GREY = "#9A9A9A"
 STYLE: Any = {
     "font.size": 12, "axes.titlesize": 13, "axes.titlelocation": "left", "legend.frameon": False,
     "axes.spines.top": False, "axes.spines.right": False, "axes.axisbelow": True, "axes.grid": True,

@@ -48,7 +48,7 @@ def open_address(address: StoreAddress, data: Path) -> Store:
     """Open the store that is named, else that of the data folder."""
     if not address.is_server:
         return open_store(folder_of(address, data), address.retriever)
-    store = remote_store(address)
+    store = RemoteStore(address.store, address.store_patience)
     if note := store.note(data / "store" / CHUNKS_FILE):
         say(note)
     return store
@@ -57,7 +57,7 @@ def open_address(address: StoreAddress, data: Path) -> Store:
 def manifest_at(address: StoreAddress, data: Path) -> tuple[StoreManifest, str]:
     """The manifest and the fingerprint of the store that is named, without opening it."""
     if address.is_server:
-        store = remote_store(address)
+        store = RemoteStore(address.store, address.store_patience)
         return store.manifest, store.fingerprint
     folder = folder_of(address, data)
     manifest = read_manifest_of(folder, address.retriever)
@@ -71,10 +71,6 @@ def digests_of(data: Path, fingerprint: str) -> dict[str, str]:
 
 def folder_of(address: StoreAddress, data: Path) -> Path:
     return Path(address.store) if address.store else data / "store"
-
-
-def remote_store(address: StoreAddress) -> RemoteStore:
-    return RemoteStore(address.store, address.store_patience)
 
 
 def build_store(path: Path, documents: Iterable[Document], options: StoreOptions) -> DocumentStore:

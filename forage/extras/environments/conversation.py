@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -76,21 +75,19 @@ class Conversation:
         """
         if self.over:
             raise UserError("the episode is over; begin another one (OpenEnv: reset)")
-        await self._agent.play_turn(self._episode, 0, self._said(encodable(text), cut))
-        if self.over:
-            return []
-        return RESPONSE.findall(self._protocol.text(self._episode.ids[self._episode.turns[-1].end :]))
 
-    def _said(self, text: str, cut: bool) -> Callable[..., Any]:
         async def speak(episode: EpisodeBuilder, room: int, seed: int) -> TurnTokens:
-            ids = self._protocol.turn_ids(text)
+            ids = self._protocol.turn_ids(encodable(text))
             whole = not cut and len(ids) <= room
             ids = ids if whole else ids[:-1][:room]
             return TurnTokens(
                 tuple(ids), (1,) * len(ids), (0.0,) * len(ids), "stop" if whole else "length", "elsewhere"
             )
 
-        return speak
+        await self._agent.play_turn(self._episode, 0, speak)
+        if self.over:
+            return []
+        return RESPONSE.findall(self._protocol.text(self._episode.ids[self._episode.turns[-1].end :]))
 
     async def rewarded(self) -> Episode:
         """The episode with its rewards, so far if it is not over."""
