@@ -32,8 +32,7 @@ from typing import Any, Literal, NoReturn, TypeVar, get_args, get_origin, get_ty
 
 from forage.errors import UserError, first_line
 from forage.machine import is_here
-from forage.manifest import flat, plain, read_manifest
-from forage.manifest import shown as in_words
+from forage.manifest import flat, plain, read_manifest, shown
 from forage.processes import is_first, world
 from forage.text import one_line, say, without_passwords
 
@@ -214,7 +213,7 @@ def _default_text(default: object) -> str:
         return "on" if default else "off"
     if default is None or default in ("", (), {}):
         return ""
-    return in_words(default)
+    return shown(default)
 
 
 def _without_none(hint: Any) -> Any:
