@@ -24,7 +24,6 @@ from forage.grpo.update import UpdateContext
 from forage.optimizer import CPU_BUDGET
 from forage.policy.manifest import PolicyManifest
 from forage.policy.packing import Budget, Row, TokenBatch
-from forage.policy.policy import load_tokenizer
 
 Likely = Callable[[Sequence[Row]], list[float]]
 
@@ -66,7 +65,7 @@ def open_gains(
     """None where there is nothing to measure."""
     if not weights.keys() & MEASURES.keys():
         return None
-    protocol, room = Protocol.playing(load_tokenizer(policy), settings), settings.max_turn_tokens
+    protocol, room = Protocol.of_policy(policy, settings), settings.max_turn_tokens
     answers = {
         name: tuple(protocol.encode(protocol.harmless(question.answer))[:room])
         for split in questions.values()

@@ -30,7 +30,6 @@ from forage.policy.adapters import newest_adapter, undamaged
 from forage.policy.base_models import same_base
 from forage.policy.manifest import PolicyManifest, read_policy_manifest
 from forage.policy.packing import Row, TokenBatch, Tokens, needed, pack, pack_trees
-from forage.policy.policy import load_tokenizer
 from forage.processes import first_alone
 from forage.rollout.options import RolloutOptions
 
@@ -107,7 +106,7 @@ def open_teacher(
     if name != HINT and "://" not in name:
         learner.keep(TEACHER, teacher_adapter(name, policy))
         return Teacher()
-    protocol = Protocol.playing(load_tokenizer(policy), settings)
+    protocol = Protocol.of_policy(policy, settings)
     if name == HINT:
         return Teacher(hints=hinted(questions, protocol))
     if rollout.temperature != 1:
