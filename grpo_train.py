@@ -18,7 +18,7 @@ from contextlib import ExitStack, closing
 from dataclasses import replace
 
 from forage.agent.options import AGENT_FILE, write_agent
-from forage.agent.rewards import MakeRewards
+from forage.agent.rewards import MEASURED, MakeRewards
 from forage.arguments import run_script
 from forage.grpo.options import PRESETS, TrainOptions
 from forage.processes import first_alone, is_first, leave_processes
@@ -68,7 +68,8 @@ def main(options: TrainOptions, make_rewards: MakeRewards = get_reward_functions
         name, asked = options.update.teacher, [*questions["train"].values()]
         teacher = open_teacher(name, rollout, policy_manifest, settings, asked, learner) if name else None
         manifest = first_alone(lambda: agreed)
-        gains = open_gains(manifest.weights, policy_manifest, settings, questions)
+        measured = manifest.weights.keys() & MEASURED
+        gains = open_gains(manifest.weights, policy_manifest, settings, questions) if measured else None
         with closing(open_play(options, settings, make_rewards, questions, manifest.embedder)) as play:
             train(options, settings.max_tokens, learner, play, manifest, questions, teacher, gains)
         first_alone((run_dir / FINISHED).touch)

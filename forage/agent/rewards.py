@@ -223,7 +223,9 @@ def get_format_reward(episodes: Sequence[Episode], questions: Sequence[Question]
     ]
 
 
-# Rewards that the trainer measures, since only it has the policy: forage/grpo/gain.py, under these names.
+# Rewards that the trainer measures, since only it has the policy (forage/grpo/gain.py).
+
+MEASURED = {"information_gain", "evidence"}  # they go by these names alone
 
 
 def get_information_gain(episodes: Sequence[Episode], questions: Sequence[Question]) -> list[None]:

@@ -61,10 +61,7 @@ class Gains:
 
 def open_gains(
     weights: Mapping[str, float], policy: PolicyManifest, settings: AgentSettings, questions: Splits
-) -> Gains | None:
-    """None where there is nothing to measure."""
-    if not weights.keys() & MEASURES.keys():
-        return None
+) -> Gains:
     protocol, room = Protocol.of_policy(policy, settings), settings.max_turn_tokens
     answers = {
         name: tuple(protocol.encode(protocol.harmless(question.answer))[:room])

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from forage.agent.episode import Episode, Turn, read_episodes
-from forage.grpo.gain import Gains, evidence, information_gain, likelihoods
+from forage.agent.rewards import MEASURED
+from forage.grpo.gain import MEASURES, Gains, evidence, information_gain, likelihoods
 from forage.grpo.learner import Learner
 from forage.policy.manifest import read_policy_manifest
 from forage.policy.packing import Row, pack, pack_trees
@@ -52,6 +53,10 @@ def test_the_gain_is_of_the_reference_after_the_last_result_over_the_prompt():
     assert found == pytest.approx([0.7, 0.7, 0.5, 0.5])
     assert likely.asked == [((1, 9, 7, 8), (0, 0, 1, 1)), ((1, 2, 3, 4, 9, 7, 8), (0, 0, 0, 0, 0, 1, 1))]  # once each
     assert information_gain(gains(a=()), [answered], likely) == [None]
+
+
+def test_what_is_opened_for_is_what_is_measured():
+    assert MEASURES.keys() == MEASURED
 
 
 def test_evidence_is_the_answers_own_over_that_with_another_questions_results():
