@@ -27,7 +27,7 @@ BUDGETS = {
     "forage/engines": (11_276, 5),
     "forage/evaluation": (11_592, 9),
     "forage/extras": (48_075, 9),
-    "forage/grpo": (23_363, 12),
+    "forage/grpo": (23_396, 12),
     "forage/policy": (10_045, 9),
     "forage/publishing": (3_117, 2),
     "forage/rollout": (7_315, 5),
@@ -35,12 +35,12 @@ BUDGETS = {
     "forage/sft": (4_515, 3),
     "forage/store": (12_185, 10),
     "bench": (23_840, 13),
-    "tests": (223_547, 50),
+    "tests": (223_585, 50),
 }
 ROAD = {"files": 60, "functions": 570, "lines": 5_105}  # a processor without bf16 units calls some others
 OPTIONS = {"grpo_train": 60}
 OTHER_SCRIPTS_OPTIONS = 45
-PAGES = 3_037  # lines of README.md, RESULTS.md, CHANGELOG.md and docs/
+PAGES = 3_041  # lines of README.md, RESULTS.md, CHANGELOG.md and docs/
 WAY_OUT = "cut, or raise the budget in tests/test_size.py in the same commit and say why in its message"
 LAYOUT = {
     tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER,

@@ -15,6 +15,7 @@ from forage.policy.manifest import read_policy_manifest
 from forage.policy.packing import Row, pack, pack_trees
 from forage.policy.policy import load_policy
 from nano_grpo import token_logprobs
+from tests.refusals import refused
 from tests.tiny_training import adapter_bytes, stats_of, tiny_options, train
 
 OPENING = (9,)
@@ -102,3 +103,8 @@ def test_a_run_learns_from_what_only_its_trainer_measures_and_resumes_exactly(ti
     train(tiny_options(tiny, tmp_path / "parts", **WEIGHED))
     assert stats_of(tmp_path / "parts") == whole
     assert adapter_bytes(tmp_path / "parts", 3) == adapter_bytes(tmp_path / "whole", 3)
+
+
+def test_flat_groups_are_not_replaced_by_rewards_that_come_later(tiny, tmp_path):
+    with refused(r"--replace-flat looks at episodes before evidence is measured; leave out one of them"):
+        train(tiny_options(tiny, tmp_path / "run", replace_flat=2, **WEIGHED))
