@@ -20,6 +20,7 @@ from dataclasses import replace
 from forage.agent.options import AGENT_FILE, write_agent
 from forage.agent.rewards import MEASURED, MakeRewards
 from forage.arguments import run_script
+from forage.errors import UserError
 from forage.grpo.options import PRESETS, TrainOptions
 from forage.processes import first_alone, is_first, leave_processes
 from grpo_rollout import get_reward_functions
@@ -69,6 +70,8 @@ def main(options: TrainOptions, make_rewards: MakeRewards = get_reward_functions
         teacher = open_teacher(name, rollout, policy_manifest, settings, asked, learner) if name else None
         manifest = first_alone(lambda: agreed)
         measured = manifest.weights.keys() & MEASURED
+        if measured and options.replace_flat:
+            raise UserError(f"--replace-flat looks at episodes before {min(measured)} is measured; leave it out")
         gains = open_gains(manifest.weights, policy_manifest, settings, questions) if measured else None
         with closing(open_play(options, settings, make_rewards, questions, manifest.embedder)) as play:
             train(options, settings.max_tokens, learner, play, manifest, questions, teacher, gains)

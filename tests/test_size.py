@@ -20,22 +20,22 @@ from tests.road import make_start, measure, walk
 
 # folder: (tokens of its Python files, modules directly in it). A folder of forage/ holds those inside it.
 BUDGETS = {
-    "scripts": (9_936, 11),  # those in the root
+    "scripts": (9_954, 11),  # those in the root
     "forage": (13_524, 12),  # the modules of forage/ itself
-    "forage/agent": (15_455, 9),
+    "forage/agent": (15_659, 9),
     "forage/data": (16_716, 12),
     "forage/engines": (11_276, 5),
-    "forage/evaluation": (11_592, 9),
+    "forage/evaluation": (11_589, 9),
     "forage/extras": (48_075, 9),
-    "forage/grpo": (23_396, 12),
+    "forage/grpo": (23_637, 12),
     "forage/policy": (10_045, 9),
     "forage/publishing": (3_117, 2),
-    "forage/rollout": (7_315, 5),
+    "forage/rollout": (7_331, 5),
     "forage/runs": (9_395, 5),
-    "forage/sft": (4_515, 3),
+    "forage/sft": (4_518, 3),
     "forage/store": (12_185, 10),
     "bench": (23_840, 13),
-    "tests": (223_585, 50),
+    "tests": (223_970, 50),
 }
 ROAD = {"files": 60, "functions": 570, "lines": 5_105}  # a processor without bf16 units calls some others
 OPTIONS = {"grpo_train": 60}

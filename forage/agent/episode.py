@@ -144,6 +144,11 @@ class Episode:
         return tuple(search for search in self.searches if search.hits or search.turn != unread)
 
     @property
+    def length(self) -> int:
+        """Number of tokens until the policy's last turn ends: what comes after it, nobody but a reward reads."""
+        return self.turns[-1].end if self.turns else len(self.ids)
+
+    @property
     def sampled(self) -> int:
         """Number of tokens that the policy sampled."""
         return sum(sum(segment.mask) for segment in self.segments)
@@ -172,6 +177,13 @@ def from_json(line: str | bytes) -> Episode:
 def write_episodes(path: Path, episodes: Iterable[Episode]) -> None:
     with replacing(path) as file:
         file.writelines(f"{to_json(episode)}\n" for episode in episodes)
+
+
+def replace_episodes(folder: Path, episodes: Iterable[Episode]) -> None:
+    """Put these into the folder's files, in the place of the same ones with other rewards."""
+    new = {(each.id, each.adapter, each.worker): each for each in episodes}
+    for path in folder.glob("[!.]*.jsonl"):
+        write_episodes(path, [new.get((each.id, each.adapter, each.worker), each) for each in read_episodes(path)])
 
 
 def append_episodes(path: Path, episodes: Iterable[Episode]) -> None:

@@ -225,8 +225,6 @@ def get_format_reward(episodes: Sequence[Episode], questions: Sequence[Question]
 
 # Rewards that the trainer measures, since only it has the policy (forage/grpo/gain.py).
 
-MEASURED = {"information_gain", "evidence"}  # they go by these names alone
-
 
 def get_information_gain(episodes: Sequence[Episode], questions: Sequence[Question]) -> list[None]:
     """By how much likelier all that was found makes the reference answer to the policy: (1 + gain) / 2.
@@ -245,6 +243,9 @@ def get_evidence(episodes: Sequence[Episode], questions: Sequence[Question]) -> 
     the tokens of the last turn have a probability of .9, and of .3 with another's results: .6.
     """
     return [None for _ in zip(episodes, questions, strict=True)]
+
+
+MEASURED: dict[str, RewardFunction] = {"information_gain": get_information_gain, "evidence": get_evidence}
 
 
 # Combination: an episode's named rewards become one. Pure functions of arrays.
@@ -274,14 +275,26 @@ def rewards_of(
     given = {"embedder": embedder, "searcher": searcher}
     edited: Mapping[str, RewardFunction] = fitted(make, {"searcher": searcher})(embedder)
     if not weights:
-        return edited
+        return checked(edited)
     named = weights_named(weights)
     shipped = {re.sub("^get_|_reward$", "", n): f for n, f in globals().items() if n.startswith("get_")}
     found = shipped | {name: imported("--weights", name) for name in named if ":" in name}
     known = {name: fitted(function, given) for name, function in found.items()} | dict(edited)
     if unknown := named.keys() - known.keys():
         raise UserError(f"--weights: there is no reward {min(unknown)!r}; choose among {', '.join(sorted(known))}")
-    return {name: known[name] for name in named}
+    return checked({name: known[name] for name in named})
+
+
+def checked(functions: Mapping[str, RewardFunction]) -> Mapping[str, RewardFunction]:
+    """The same; refuses another function by a name of MEASURED, and one of those by another name."""
+    for name, function in functions.items():
+        plain = getattr(function, "func", function)
+        if MEASURED.get(name) is not (plain if plain in MEASURED.values() else None):
+            raise UserError(
+                f"reward {name!r}: the trainer measures information_gain and evidence by these names alone; give it "
+                "another name, or its function of forage/agent/rewards.py this one"
+            )
+    return functions
 
 
 def fitted(function: Callable[..., Any], given: Mapping[str, Any]) -> Callable[..., Any]:

@@ -46,7 +46,7 @@ class Outcome:
     @property
     def read_tokens(self) -> int:
         """Tokens the policy was given: each episode's prompt and results."""
-        return sum(len(episode.ids) - episode.sampled for episode in self.tried) + self.extra_read
+        return sum(episode.length - episode.sampled for episode in self.tried) + self.extra_read
 
     @property
     def searches(self) -> int:

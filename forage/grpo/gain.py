@@ -17,13 +17,14 @@ import torch
 from forage.agent.episode import Episode
 from forage.agent.options import AgentSettings
 from forage.agent.protocol import Protocol
-from forage.agent.rewards import weighed
+from forage.agent.rewards import has_reference, weighed
 from forage.data.splits import Splits
+from forage.errors import UserError
 from forage.grpo.learner import Learner
 from forage.grpo.update import UpdateContext
 from forage.optimizer import CPU_BUDGET
 from forage.policy.manifest import PolicyManifest
-from forage.policy.packing import Budget, Row, TokenBatch
+from forage.policy.packing import Budget, Row, TokenBatch, common_start
 
 Likely = Callable[[Sequence[Row]], list[float]]
 
@@ -48,9 +49,12 @@ class Gains:
             return budget.within_memory(
                 lambda tokens: likelihoods(rows, learner, context.temperature, partial(context.pack, budget=tokens)),
                 longest=max(len(row.ids) for row in rows), drop_gradients=learner.drop_gradients,
+                can_start_over=learner.can_start_over,
             )  # fmt: skip
 
         columns = {name: measure(self, episodes, likely) for name, measure in MEASURES.items() if name in self.weights}
+        if budget.tokens < most:
+            learner.lowered_budget = budget.tokens
         rows = [
             {**episode.rewards, **{name: column[number] for name, column in columns.items()}}
             for number, episode in enumerate(episodes)
@@ -62,9 +66,11 @@ class Gains:
 def open_gains(
     weights: Mapping[str, float], policy: PolicyManifest, settings: AgentSettings, questions: Splits
 ) -> Gains:
+    if "evidence" in weights and settings.search_only:
+        raise UserError("evidence is of an answer, and this policy only searches; give --weights information_gain=1")
     protocol, room = Protocol.of_policy(policy, settings), settings.max_turn_tokens
     answers = {
-        name: tuple(protocol.encode(protocol.harmless(question.answer))[:room])
+        name: tuple(protocol.encode(protocol.harmless(question.answer))[:room]) if has_reference(question) else ()
         for split in questions.values()
         for name, question in split.items()
     }
@@ -112,7 +118,7 @@ def read_by(episode: Episode) -> tuple[int, int]:
 def evidence(gains: Gains, episodes: Sequence[Episode], likely: Likely) -> list[float | None]:
     """See `get_evidence`."""
     del gains  # references don't count
-    found = {episode.question_id: results_of(episode) for episode in episodes if results_of(episode)}
+    found = {each.question_id: results_of(each) for each in episodes if each.hits and results_of(each)}
     if len(found) < 2:  # there are no other results
         return [None] * len(episodes)
     others = dict(zip(found, [*list(found.values())[1:], *list(found.values())[:1]], strict=True))
@@ -132,14 +138,26 @@ def results_of(episode: Episode) -> list[tuple[int, ...]]:
 def answer_after(results: Sequence[tuple[int, ...]], episode: Episode) -> Row:
     """The episode with other results between its turns, the last of them again where there are too few.
 
-    Only the last turn is marked.
+    None is longer than the one in whose place it stands, so that the row fits where the episode did. Only the last turn
+    is marked.
     """
     first, *later = episode.turns
     ids = list(episode.ids[: first.end])
-    for number, turn in enumerate(later):
-        ids += [*results[min(number, len(results) - 1)], *episode.ids[turn.start : turn.end]]
+    for number, (turn, own) in enumerate(zip(later, results_of(episode), strict=True)):
+        ids += [*shortened(results[min(number, len(results) - 1)], own), *episode.ids[turn.start : turn.end]]
     marked = episode.mask[later[-1].start : later[-1].end]
     return Row(tuple(ids), (*[0] * (len(ids) - len(marked)), *marked))
+
+
+def shortened(result: tuple[int, ...], own: tuple[int, ...]) -> tuple[int, ...]:
+    """As long as `own` at most; what both end with, the beginning of the next turn, stays.
+
+    Example: 1 2 3 4 9 beside 7 8 9 gives 1 2 9.
+    """
+    if len(result) <= len(own):
+        return result
+    end = common_start(result[::-1], own[::-1])
+    return (*result[: len(own) - end], *result[len(result) - end :])
 
 
 MEASURES: dict[str, Callable[[Gains, Sequence[Episode], Likely], list[float | None]]] = {

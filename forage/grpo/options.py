@@ -6,8 +6,8 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from forage.agent.options import Credit, weights_named
-from forage.agent.rewards import MEASURED, Method
+from forage.agent.options import Credit
+from forage.agent.rewards import Method
 from forage.arguments import TRUST, fixed
 from forage.errors import UserError, check_at_least_one
 from forage.files import check_apart
@@ -187,8 +187,6 @@ class TrainOptions:
         check_at_least_one(self, "max_steps")
         if self.update.teach == "all" and (world() > 1 or self.sharding != "none"):
             raise UserError("--teach all works in one process without --sharding; leave out one of them")
-        if self.replace_flat and (later := MEASURED & weights_named(self.rollout.weights).keys()):
-            raise UserError(f"--replace-flat looks at episodes before {min(later)} is measured; leave out one of them")
         if self.rollout.num_rollouts < 2:
             raise UserError("--num-rollouts 1 leaves nothing to compare an episode with; give at least 2")
         if self.rollout.temperature <= 0:

@@ -107,7 +107,7 @@ def figures_of(episodes: Sequence[Episode]) -> EpisodeFigures:
         "distinct_queries": len(set(queries)) / max(1, len(queries)),
         "turns": sum(len(e.turns) for e in episodes) / count,
         "sampled_tokens": sum(e.sampled for e in episodes) / count,
-        "tokens": sum(len(e.ids) for e in episodes) / count,
+        "tokens": sum(e.length for e in episodes) / count,
     }
 
 

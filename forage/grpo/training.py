@@ -6,11 +6,12 @@ import shutil
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
 
-from forage.agent.episode import Episode
+from forage.agent.episode import Episode, replace_episodes
 from forage.agent.rewards import names_of_rewards
 from forage.data.splits import Splits
 from forage.errors import UserError
@@ -70,12 +71,14 @@ def train(
     shared = options.sequence_parallel == 1 and not unsharable(learner.policy.config)
     context = UpdateContext(options.update, options.rollout.temperature, shared, run.phases, teacher)
 
-    def measured(episodes: list[Episode]) -> list[Episode]:
-        if not gains:
-            return episodes
+    def measured(gains: Gains, plan: Plan, episodes: list[Episode]) -> list[Episode]:
+        """The episodes with the rewards that only the policy can tell, in their files too."""
         with run.phases("gain"):
-            return gains.measured(learner, episodes, context)
+            found = gains.measured(learner, episodes, context)
+            first_alone(replace_episodes, run_dir / "episodes" / plan.name, found)
+        return found
 
+    measure = partial(measured, gains) if gains else None
     with open_reports(run, first=is_first()) as reports:
         while True:
             # Everything before the checkpoint can be done again with the same result, so a killed run resumes exactly.
@@ -83,7 +86,7 @@ def train(
             if run.step < options.max_steps:
                 plan = first_alone(write_plans, run)
             play.wake(run.phases)
-            evaluate(run, play, measured)
+            evaluate(run, play, measure)
             if run.step >= options.max_steps:
                 break
             with run.phases("rollout"):
@@ -91,9 +94,8 @@ def train(
                 first_alone(refuse_foreign, run, plan, episodes)
             play.sleep(run.phases)
             replaces_flat = options.replace_flat > 0
-            batch = prepare(
-                measured(episodes), options.update, manifest.weights, max_tokens, replaces_flat=replaces_flat
-            )
+            episodes = measure(plan, episodes) if measure else episodes
+            batch = prepare(episodes, options.update, manifest.weights, max_tokens, replaces_flat=replaces_flat)
             # Makes dropout the same however often the run was killed, whether its episodes were played or read again.
             torch.manual_seed((options.rollout.seed * 1_000_003 + run.step) * world() + rank())
             figures = update(learner, batch, context)
@@ -147,7 +149,7 @@ def refuse_foreign(run: Run, plan: Plan, played: list[Episode]) -> None:
         )
 
 
-def evaluate(run: Run, play: Play, measured: Callable[[list[Episode]], list[Episode]]) -> None:
+def evaluate(run: Run, play: Play, measure: Callable[[Plan, list[Episode]], list[Episode]] | None = None) -> None:
     """Play the held-out questions if this step is due for it, and add the result to evaluations.json."""
     options = run.options
     due = options.eval_every and (run.step % options.eval_every == 0 or run.step == options.max_steps)
@@ -160,7 +162,11 @@ def evaluate(run: Run, play: Play, measured: Callable[[list[Episode]], list[Epis
     with run.phases("evaluation"):
         episodes = play.play(plan, run.phases)
         first_alone(refuse_foreign, run, plan, episodes)
-    first_alone(note_evaluation, run, plan, measured(episodes))
+    if measure:
+        play.sleep(run.phases)
+        episodes = measure(plan, episodes)
+        play.wake(run.phases)
+    first_alone(note_evaluation, run, plan, episodes)
 
 
 def note_evaluation(run: Run, plan: Plan, episodes: Sequence[Episode]) -> None:

@@ -32,7 +32,7 @@ from forage.grpo.options import LossOptions, UpdateOptions
 from forage.grpo.teacher import Teacher
 from forage.metrics import grouped
 from forage.optimizer import CPU_BUDGET
-from forage.policy.packing import Budget, TokenBatch, Tokens, pack, pack_trees, values_like
+from forage.policy.packing import Budget, TokenBatch, Tokens, needed, pack, pack_trees, values_like
 from forage.rollout.plans import is_flat
 from forage.runs.stats import Phases
 
@@ -78,7 +78,7 @@ def prepare(
     combined_N = combine_rewards(rewards_NR, options.combine, [*weights.values()])
     groups_N = np.array([episode.question_id for episode in usable])
     if options.overlong == "punish":
-        lengths = [len(episode.ids) for episode in usable]
+        lengths = [episode.length for episode in usable]
         combined_N = combined_N + overlong_penalty(lengths, max_tokens, min(OVERLONG_MARGIN, max_tokens)).numpy()
     cut_N = np.array([options.overlong == "mask" and e.stop in ("tokens", "turn_tokens") for e in usable])
     rewards_of = grouped((episode.question_id, episode.reward) for episode in usable)
@@ -176,7 +176,7 @@ def update(learner: Learner, batch: TrainingBatch, context: UpdateContext) -> di
     most = context.options.memory.token_budget or CPU_BUDGET
     budget, old = Budget(min(most, learner.lowered_budget or most)), OldLogprobs(taught.episodes, learner.device)
     fitting = partial(
-        budget.within_memory, longest=max(len(episode.ids) for episode in taught.episodes),
+        budget.within_memory, longest=max(len(needed(episode)) for episode in taught.episodes),
         drop_gradients=learner.drop_gradients, can_start_over=learner.can_start_over,
     )  # fmt: skip
     if teacher and context.options.teach == "sampled":

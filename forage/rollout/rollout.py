@@ -23,6 +23,7 @@ from forage.agent.episode import Episode, Search, Turn, Use, append_episodes, is
 from forage.agent.options import AgentSettings
 from forage.agent.protocol import Protocol
 from forage.agent.rewards import (
+    MEASURED,
     MakeRewards,
     RewardFunction,
     credited,
@@ -201,7 +202,8 @@ class Rollout:
         questions = [question for by_id in self.by_id.values() for question in by_id.values()]
         self.reward_trial(next(filter(has_reference, questions), questions[0]))
         without = [question for question in questions if not has_reference(question)]
-        missing = [name for name in self.functions if without and name not in self.reward_trial(without[0]).rewards]
+        tried = [name for name in self.functions if without and name not in MEASURED]
+        missing = [name for name in tried if name not in self.reward_trial(without[0]).rewards]
         if missing:
             effect = "left out of the run" if len(without) == len(questions) else "left out of their episodes"
             print(

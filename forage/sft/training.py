@@ -26,7 +26,7 @@ from forage.optimizer import CPU_BUDGET, adamw, update_weights
 from forage.policy.adapters import adapter_path, publish_adapter, restore_adapter, versions
 from forage.policy.checkpoint import load_checkpoint, save_checkpoint
 from forage.policy.logprobs import token_logprobs, unsharable
-from forage.policy.packing import Budget, pack, pack_trees
+from forage.policy.packing import Budget, needed, pack, pack_trees
 from forage.progress import Counting
 from forage.sft.options import SFTOptions
 from forage.sft.teacher import causes_of, demonstrate
@@ -174,7 +174,7 @@ def height(step: int, steps: int) -> float:
 
 def loss_of(policy: Any, episodes: Sequence[Episode], budget: Budget, *, backward: bool) -> float:
     """Mean negative log-probability over all tokens of the policy, in micro-batches that fit into memory."""
-    longest = max(len(episode.ids) for episode in episodes)
+    longest = max(len(needed(episode)) for episode in episodes)
     return budget.within_memory(
         lambda tokens: loss_in_parts(policy, episodes, tokens, backward=backward), longest, policy.zero_grad
     )

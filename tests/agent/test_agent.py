@@ -89,6 +89,7 @@ def test_where_one_turn_is_allowed_the_episode_is_a_search(protocol):
     assert (episode.stop, episode.well_formed, len(episode.turns)) == ("search", True, 1)
     assert protocol.tokenizer.decode(episode.ids[episode.turns[0].end :]) == GOUT_FOUND  # for rewards to read
     assert not any(episode.mask[episode.turns[0].end :])
+    assert episode.length == episode.turns[0].end
     room = len(episode.ids)  # one too few: a limit that an episode may not reach
     tight = play(protocol, write_call("gout"), max_turns=1, max_tokens=room)[1]
     assert (tight.ids, tight.searches, tight.stop) == (episode.ids[: episode.turns[0].end], episode.searches, "search")

@@ -3,13 +3,23 @@
 import json
 import math
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
 
-from forage.agent.episode import Episode, Turn, read_episodes
-from forage.agent.rewards import MEASURED
-from forage.grpo.gain import MEASURES, Gains, evidence, information_gain, likelihoods
+from forage.agent.episode import Episode, Search, Turn, read_episodes
+from forage.agent.rewards import MEASURED, get_evidence, get_information_gain, get_mrr, rewards_of
+from forage.grpo.gain import (
+    MEASURES,
+    Gains,
+    answer_after,
+    evidence,
+    information_gain,
+    likelihoods,
+    results_of,
+    shortened,
+)
 from forage.grpo.learner import Learner
 from forage.policy.manifest import read_policy_manifest
 from forage.policy.packing import Row, pack, pack_trees
@@ -25,7 +35,8 @@ def episode(name, ids, *turns, stop="answer"):
     """Sampled are the turns' tokens but for their first, which is given."""
     spans = [Turn(start, end) for start, end in turns]
     mask = tuple(int(any(t.start < place < t.end for t in spans)) for place in range(len(ids)))
-    return Episode(name, name[0], ids, mask, (0.0,) * len(ids), tuple(spans), (), "", stop, "v000000")
+    searches = (Search(0, "gout", ("a", "b")),)
+    return Episode(name, name[0], ids, mask, (0.0,) * len(ids), tuple(spans), searches, "", stop, "v000000")
 
 
 def gains(**answers):
@@ -57,7 +68,7 @@ def test_the_gain_is_of_the_reference_after_the_last_result_over_the_prompt():
 
 
 def test_what_is_opened_for_is_what_is_measured():
-    assert MEASURES.keys() == MEASURED
+    assert MEASURES.keys() == MEASURED.keys()
 
 
 def test_evidence_is_the_answers_own_over_that_with_another_questions_results():
@@ -71,6 +82,28 @@ def test_evidence_is_the_answers_own_over_that_with_another_questions_results():
     assert likely.asked[0] == ((1, 2, 3, 4, 5, 6), (0, 0, 0, 0, 0, 1))  # the answer alone is marked
     assert likely.asked[4] == ((1, 2, 3, 4, 2, 3, 4, 5, 6), (0,) * 8 + (1,))
     assert evidence(gains(), [first, replace(first, id="a/1")], likely) == [None, None]
+    assert evidence(gains(), [first, replace(again, searches=())], likely) == [None, None]  # it found nothing
+
+
+def test_other_results_are_no_longer_than_the_own():
+    """What both end with is the beginning of the next turn, which stays."""
+    assert shortened((1, 2, 3, 4, 9), (7, 8, 9)) == (1, 2, 9)
+    assert shortened((1, 9), (7, 8, 9)) == (1, 9)
+    long = episode("b/0", (1, 2, 3, 7, 7, 7, 7, 8, 5, 6), (1, 3), (8, 10))
+    row = answer_after(results_of(long), episode("a/0", (1, 2, 3, 4, 4, 8, 5, 6), (1, 3), (6, 8)))
+    assert row == ((1, 2, 3, 7, 7, 8, 5, 6), (0, 0, 0, 0, 0, 0, 0, 1))
+
+
+def test_the_names_are_kept_for_what_is_measured():
+    for name, function in (("evidence", get_mrr), ("gain", get_information_gain), ("evidence", get_information_gain)):
+        with refused(r"the trainer measures information_gain and evidence by these names alone"):
+            rewards_of(lambda embedder, name=name, function=function: {name: partial(function)}, None, None)
+    assert rewards_of(lambda embedder: {"evidence": get_evidence}, None, None)
+
+
+def test_evidence_wants_answers(tiny, tmp_path):
+    with refused(r"evidence is of an answer, and this policy only searches"):
+        train(tiny_options(tiny, tmp_path / "run", weights=("evidence=1", "even=1"), max_turns=1))
 
 
 @pytest.mark.parametrize("packing", [pack, pack_trees])
@@ -98,7 +131,7 @@ def test_a_run_learns_from_what_only_its_trainer_measures_and_resumes_exactly(ti
             assert overall == pytest.approx((3 * gain + proof + even) / 5)
     assert 0 < evaluations["2"]["information_gain"]["mean"] < 1
     played = read_episodes(tmp_path / "whole" / "episodes" / "000000" / "trainer.jsonl")
-    assert all(each.rewards.keys() == {"even"} for each in played)
+    assert [each.reward for each in played] == whole[0]["rewards"]["overall"]  # what verdicts and pages read
     train(tiny_options(tiny, tmp_path / "parts", max_steps=2, **WEIGHED))
     train(tiny_options(tiny, tmp_path / "parts", **WEIGHED))
     assert stats_of(tmp_path / "parts") == whole
@@ -106,5 +139,5 @@ def test_a_run_learns_from_what_only_its_trainer_measures_and_resumes_exactly(ti
 
 
 def test_flat_groups_are_not_replaced_by_rewards_that_come_later(tiny, tmp_path):
-    with refused(r"--replace-flat looks at episodes before evidence is measured; leave out one of them"):
+    with refused(r"--replace-flat looks at episodes before (evidence|information_gain) is measured"):
         train(tiny_options(tiny, tmp_path / "run", replace_flat=2, **WEIGHED))
