@@ -77,13 +77,7 @@ def test_an_adapters_marks_have_the_gradient_of_nanos_few_lines(tiny, played, ad
         correction_T = (logprobs_T.detach() - sampler_T).exp().clamp(max=2.0)
         (-(advantage_of + WEIGHT * marks_T) * correction_T * mask_T * logprobs_T / tokens).sum().backward()
     assert 0 < sum(mark < CAP * 0.999 for mark in marked) < len(marked)
-    weights = [weight for name, weight in policy.named_parameters() if weight.requires_grad and "other" not in name]
-    norm = torch.nn.utils.clip_grad_norm_(weights, 1.0).item()
-    assert figures["grad_norm"] == pytest.approx(norm, rel=1e-4)
-    torch.optim.AdamW(weights, 0.01, weight_decay=0.0).step()
-    roads = [weight for name, weight in learner.policy.named_parameters() if "lora" in name and "default" in name]
-    for weight, road in zip(weights, roads, strict=True):
-        assert (weight - road).abs().mean() < 1e-5
+    check_step(policy, learner, figures)
 
 
 @pytest.mark.parametrize("packing", [pack, pack_trees])
@@ -113,6 +107,17 @@ def test_a_hint_is_read_by_the_teacher_alone_and_its_marks_stand_at_their_tokens
             torch.testing.assert_close(found_T[sampled_T], by_hand_T[sampled_T], atol=1e-5, rtol=1e-5)
             assert not found_T[~sampled_T].any()
         assert (wanted_T - own_T).abs().max() > 1e-3
+
+
+def check_step(policy, learner, figures):
+    """By the gradients that the policy has here, it comes to the learner's weights, from as large a norm."""
+    weights = [weight for name, weight in policy.named_parameters() if weight.requires_grad and "other" not in name]
+    norm = torch.nn.utils.clip_grad_norm_(weights, 1.0).item()
+    assert figures["grad_norm"] == pytest.approx(norm, rel=1e-4)
+    torch.optim.AdamW(weights, 0.01, weight_decay=0.0).step()
+    roads = [weight for name, weight in learner.policy.named_parameters() if "lora" in name and "default" in name]
+    for weight, road in zip(weights, roads, strict=True):
+        assert (weight - road).abs().mean() < 1e-5
 
 
 def prompt_of(episode):
@@ -154,13 +159,7 @@ def test_all_of_the_vocabulary_is_taught_by_its_divergence(tiny, tiny_protocol, 
         (WEIGHT * kl / tokens).backward()
         divergence += kl.item()
     assert figures["teacher_kl"] == pytest.approx(divergence / tokens, rel=1e-4)
-    weights = [weight for key, weight in policy.named_parameters() if weight.requires_grad and "other" not in key]
-    norm = torch.nn.utils.clip_grad_norm_(weights, 1.0).item()
-    assert figures["grad_norm"] == pytest.approx(norm, rel=1e-3)
-    torch.optim.AdamW(weights, 0.01, weight_decay=0.0).step()
-    roads = [weight for key, weight in learner.policy.named_parameters() if "lora" in key and "default" in key]
-    for weight, road in zip(weights, roads, strict=True):
-        assert (weight - road).abs().mean() < 1e-5
+    check_step(policy, learner, figures)
 
 
 def distributions(policy, prompt, rest):
