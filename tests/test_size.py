@@ -35,7 +35,7 @@ BUDGETS = {
     "forage/sft": (4_518, 3),
     "forage/store": (12_185, 10),
     "bench": (23_840, 13),
-    "tests": (223_863, 50),
+    "tests": (223_957, 50),
 }
 ROAD = {"files": 60, "functions": 570, "lines": 5_105}  # a processor without bf16 units calls some others
 OPTIONS = {"grpo_train": 60}

@@ -10,7 +10,7 @@ import pytest
 
 import forage.grpo.update
 import grpo_rollout
-from forage.agent.episode import read_episodes
+from forage.agent.episode import Turn, read_episodes
 from forage.data.records import read_questions
 from forage.grpo import reporting
 from forage.grpo.options import GuardOptions, UpdateOptions
@@ -52,12 +52,15 @@ def test_episodes_out_of_tokens_are_kept_masked_or_punished(monkeypatch):
     assert prepare(episodes, replace(options, overlong="mask")).keep_N.tolist() == [1, 0]
     punished = prepare(episodes, replace(options, overlong="punish"), max_tokens=12)
     assert punished.combined_N.tolist() == [1.0 - 0.5, 0.5 - 0.5]
+    more = {name: (*getattr(episodes[0], name), *[0] * 50) for name in ("ids", "mask", "logprobs")}  # found, not read
+    episodes[0] = replace(episodes[0], **more)
+    assert prepare(episodes, replace(options, overlong="punish"), max_tokens=12).combined_N.tolist() == [0.5, 0.0]
 
 
 def test_flat_groups_that_were_replaced_are_left_out_whatever_their_lengths(monkeypatch):
     """Of r's equal rewards, the penalty alone would make advantages of 1 and -1 over s = 1 / sqrt 2."""
     monkeypatch.setattr(forage.grpo.update, "OVERLONG_MARGIN", 4)
-    short = {"ids": (1, 2), "mask": (0, 1), "logprobs": (0.0, -0.1), "credits": (0.0, 1.0)}
+    short = {"ids": (1, 2), "mask": (0, 1), "logprobs": (0.0, -0.1), "credits": (0.0, 1.0), "turns": (Turn(1, 2),)}
     episodes = [played("q", 0, 1.0, **short), played("q", 1, 0.0), played("r", 0, 0.5, **short), played("r", 1, 0.5)]
     options, half = UpdateOptions(overlong="punish"), 0.5**0.5
     kept, left_out = (prepare(episodes, options, max_tokens=12, replaces_flat=way) for way in (False, True))
