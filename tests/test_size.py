@@ -27,7 +27,7 @@ BUDGETS = {
     "forage/engines": (11_276, 5),
     "forage/evaluation": (11_589, 9),
     "forage/extras": (48_075, 9),
-    "forage/grpo": (23_637, 12),
+    "forage/grpo": (23_633, 12),
     "forage/policy": (10_045, 9),
     "forage/publishing": (3_117, 2),
     "forage/rollout": (7_331, 5),

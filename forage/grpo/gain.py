@@ -22,9 +22,8 @@ from forage.data.splits import Splits
 from forage.errors import UserError
 from forage.grpo.learner import Learner
 from forage.grpo.update import UpdateContext
-from forage.optimizer import CPU_BUDGET
 from forage.policy.manifest import PolicyManifest
-from forage.policy.packing import Budget, Row, TokenBatch, common_start
+from forage.policy.packing import Row, TokenBatch, common_start
 
 Likely = Callable[[Sequence[Row]], list[float]]
 
@@ -42,19 +41,13 @@ class Gains:
 
     def measured(self, learner: Learner, episodes: Sequence[Episode], context: UpdateContext) -> list[Episode]:
         """The episodes with these rewards too."""
-        most = context.options.memory.token_budget or CPU_BUDGET
-        budget = Budget(min(most, learner.lowered_budget or most))
 
         def likely(rows: Sequence[Row]) -> list[float]:
-            return budget.within_memory(
-                lambda tokens: likelihoods(rows, learner, context.temperature, partial(context.pack, budget=tokens)),
-                longest=max(len(row.ids) for row in rows), drop_gradients=learner.drop_gradients,
-                can_start_over=learner.can_start_over,
-            )  # fmt: skip
+            scored = partial(likelihoods, rows, learner, context.temperature)
+            with context.fitting(learner, rows) as fitting:
+                return list(fitting(lambda tokens: scored(partial(context.pack, budget=tokens))))
 
         columns = {name: measure(self, episodes, likely) for name, measure in MEASURES.items() if name in self.weights}
-        if budget.tokens < most:
-            learner.lowered_budget = budget.tokens
         rows = [
             {**episode.rewards, **{name: column[number] for name, column in columns.items()}}
             for number, episode in enumerate(episodes)

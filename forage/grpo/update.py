@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -129,6 +131,18 @@ class UpdateContext:
     def pack(self, episodes: Sequence[Tokens], budget: int) -> list[TokenBatch]:
         return (pack_trees if self.share_prompts else pack)(episodes, budget)
 
+    @contextmanager
+    def fitting(self, learner: Learner, rows: Sequence[Tokens]) -> Iterator[Callable[..., Any]]:
+        """Tries a pass over the rows with as many tokens at once as memory holds, which the learner remembers."""
+        most = self.options.memory.token_budget or CPU_BUDGET
+        budget = Budget(min(most, learner.lowered_budget or most))
+        yield partial(
+            budget.within_memory, longest=max(len(needed(row)) for row in rows),
+            drop_gradients=learner.drop_gradients, can_start_over=learner.can_start_over,
+        )  # fmt: skip
+        if budget.tokens < most:
+            learner.lowered_budget = budget.tokens
+
 
 @dataclass(frozen=True)
 class TaughtEpisodes:
@@ -173,24 +187,19 @@ def update(learner: Learner, batch: TrainingBatch, context: UpdateContext) -> di
     }  # fmt: skip
     if not taught.episodes:
         return figures
-    most = context.options.memory.token_budget or CPU_BUDGET
-    budget, old = Budget(min(most, learner.lowered_budget or most)), OldLogprobs(taught.episodes, learner.device)
-    fitting = partial(
-        budget.within_memory, longest=max(len(needed(episode)) for episode in taught.episodes),
-        drop_gradients=learner.drop_gradients, can_start_over=learner.can_start_over,
-    )  # fmt: skip
-    if teacher and context.options.teach == "sampled":
-        with context.phases("teacher"):
-            packed = partial(teacher.logprobs, learner, taught.episodes, context.temperature)
-            taught = replace(taught, teacher_NT=fitting(lambda tokens: packed(partial(context.pack, budget=tokens))))
-    for _ in range(context.options.epochs):  # memory that runs out leaves those before it: they changed the policy
-        sums = fitting(lambda tokens: learn_epoch(tokens, learner, taught, old, context))
-        figures["grad_norm"] = change_weights(learner, context)
-        old.known = True
-    with context.phases("likelihood"):
-        gain = fitting(lambda tokens: likelihood_gain(learner, taught, old, tokens, context))
-    if budget.tokens < most:
-        learner.lowered_budget = budget.tokens
+    old = OldLogprobs(taught.episodes, learner.device)
+    with context.fitting(learner, taught.episodes) as fitting:
+        if teacher and context.options.teach == "sampled":
+            with context.phases("teacher"):
+                packed = partial(teacher.logprobs, learner, taught.episodes, context.temperature)
+                marks_NT = fitting(lambda tokens: packed(partial(context.pack, budget=tokens)))
+                taught = replace(taught, teacher_NT=marks_NT)
+        for _ in range(context.options.epochs):  # memory that runs out leaves those before it: they changed the policy
+            sums = fitting(lambda tokens: learn_epoch(tokens, learner, taught, old, context))
+            figures["grad_norm"] = change_weights(learner, context)
+            old.known = True
+        with context.phases("likelihood"):
+            gain = fitting(lambda tokens: likelihood_gain(learner, taught, old, tokens, context))
     counts = {"episodes": float(len(taught.episodes)), "micro_batches": float(len(sums))}
     return figures | summary(learner.sums(add_stats(sums))) | counts | gain
 
