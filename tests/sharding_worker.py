@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 from transformers import BitsAndBytesConfig, LlamaForCausalLM
 
 from forage.grpo.gain import likelihoods
-from forage.grpo.learner import REFERENCE, TEACHER, Learner
+from forage.grpo.learner import BASE, REFERENCE, TEACHER, Learner
 from forage.grpo.sharding import ShardedLearner
 from forage.grpo.teacher import Teacher
 from forage.policy.packing import Row, pack, pack_trees
@@ -72,6 +72,12 @@ def likely(learner):
     """How likely the marked tokens of rows in three micro-batches are."""
     rows = [Row(tuple(row.ids), tuple(row.mask)) for group in sequences(3) for row in group]
     return torch.tensor(likelihoods(rows, learner, 1.0, lambda rows: pack(rows, budget=18)))
+
+
+def of_base(learner):
+    """Log-probabilities by the base alone, of the same rows."""
+    rows = [row for group in sequences(3) for row in group]
+    return learner.table(rows, 1.0, lambda rows: pack(rows, budget=18), BASE)
 
 
 def update(learner, step):
@@ -139,7 +145,7 @@ def put_through(sharding, offload, folder):
     found["norms"] = [update(learner, 1)]
     tensors |= {f"first.{name}": weight for name, weight in adapter_state(learner).items()}
     tensors["reference"] = learner.kept(REFERENCE, first, 1.0)
-    tensors["marks"] = marks(learner, start)
+    tensors["marks"], tensors["base"] = marks(learner, start), of_base(learner)
     learner.save(folder / "state", 1, {"extra": 1})
     drawn = torch.rand(3)
     # A gradient that is none leaves no trace.

@@ -27,7 +27,7 @@ BUDGETS = {
     "forage/engines": (11_276, 5),
     "forage/evaluation": (11_589, 9),
     "forage/extras": (48_075, 9),
-    "forage/grpo": (23_633, 12),
+    "forage/grpo": (24_597, 13),
     "forage/policy": (10_045, 9),
     "forage/publishing": (3_117, 2),
     "forage/rollout": (7_331, 5),
@@ -37,7 +37,7 @@ BUDGETS = {
     "bench": (23_840, 13),
     "tests": (223_957, 50),
 }
-ROAD = {"files": 60, "functions": 570, "lines": 5_105}  # a processor without bf16 units calls some others
+ROAD = {"files": 61, "functions": 577, "lines": 5_180}  # a processor without bf16 units calls some others
 OPTIONS = {"grpo_train": 60}
 OTHER_SCRIPTS_OPTIONS = 45
 PAGES = 3_041  # lines of README.md, RESULTS.md, CHANGELOG.md and docs/

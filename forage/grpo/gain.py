@@ -12,7 +12,6 @@ from functools import partial
 from itertools import pairwise
 
 import numpy as np
-import torch
 
 from forage.agent.episode import Episode
 from forage.agent.options import AgentSettings
@@ -23,7 +22,7 @@ from forage.errors import UserError
 from forage.grpo.learner import Learner
 from forage.grpo.update import UpdateContext
 from forage.policy.manifest import PolicyManifest
-from forage.policy.packing import Row, TokenBatch, common_start
+from forage.policy.packing import Row, TokenBatch, Tokens, common_start
 
 Likely = Callable[[Sequence[Row]], list[float]]
 
@@ -71,15 +70,10 @@ def open_gains(
 
 
 def likelihoods(
-    rows: Sequence[Row], learner: Learner, temperature: float, pack: Callable[[Sequence[Row]], list[TokenBatch]]
+    rows: Sequence[Row], learner: Learner, temperature: float, pack: Callable[[Sequence[Tokens]], list[TokenBatch]]
 ) -> list[float]:
     """How likely the marked tokens of each row are."""
-    table_NT = torch.zeros(len(rows), max(len(row.ids) for row in rows), device=learner.device)
-    for part in learner.shard(pack(rows)):
-        marked_BT = part.predicted_BT
-        scores_BT = learner.score_frozen(part, temperature)
-        table_NT[part.sequence_BT[marked_BT], part.positions_BT[marked_BT]] = scores_BT[marked_BT.to(scores_BT.device)]
-    totals = learner.sums({"logprobs": table_NT.sum(dim=1)})["logprobs"].tolist()  # each process has scored some
+    totals = learner.table(rows, temperature, pack).sum(dim=1).tolist()
     return [math.exp(total / max(1, sum(row.mask))) for total, row in zip(totals, rows, strict=True)]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -14,10 +14,11 @@ from forage.optimizer import adamw, update_weights
 from forage.policy.adapters import publish_adapter, restore_adapter
 from forage.policy.checkpoint import load_checkpoint, save_checkpoint
 from forage.policy.logprobs import TokenScores, sampled_states, token_scores
-from forage.policy.packing import TokenBatch
+from forage.policy.packing import TokenBatch, Tokens
 
-# Adapters that are kept beside the one in training: what the KL term is measured against, and a teacher's.
-REFERENCE, TEACHER = "reference", "teacher"
+# Adapters that are kept beside the one in training: what the KL term is measured against, a teacher's, the version
+# before; and none.
+REFERENCE, TEACHER, PREVIOUS, BASE = "reference", "teacher", "previous", "base"
 
 
 class Scorer(nn.Module):
@@ -59,11 +60,29 @@ class Learner:
     @contextmanager
     def adapter(self, name: str) -> Iterator[None]:
         """Another adapter in the place of the one in training."""
+        if name == BASE:
+            with self.policy.disable_adapter():
+                yield
+            return
         self.policy.set_adapter(name, inference_mode=True)
         try:
             yield
         finally:
             self.policy.set_adapter("default")
+
+    def table(
+        self, rows: Sequence[Tokens], temperature: float, pack: Callable[[Sequence[Tokens]], list[TokenBatch]],
+        name: str = "",
+    ) -> Tensor:  # fmt: skip
+        """(N, T) log-probabilities of each row's sampled tokens, at their places, by the policy or a kept adapter."""
+        table_NT = torch.zeros(len(rows), max(len(row.ids) for row in rows), device=self.device)
+        for part in self.shard(pack(rows)):
+            scores_BT = self.kept(name, part, temperature) if name else self.score_frozen(part, temperature)
+            sampled_BT = part.predicted_BT
+            table_NT[part.sequence_BT[sampled_BT], part.positions_BT[sampled_BT]] = scores_BT[
+                sampled_BT.to(scores_BT.device)
+            ]
+        return self.sums({"logprobs": table_NT})["logprobs"]  # each process has scored some
 
     def score_frozen(self, batch: TokenBatch, temperature: float) -> Tensor:
         """Log-probabilities by the current policy, without a gradient and without dropout, so that nothing is drawn."""

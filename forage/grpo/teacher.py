@@ -68,16 +68,10 @@ class Teacher:
             longest = max(len(episode.ids) for episode in episodes)
             return torch.tensor([[0.0, *row, *[0.0] * (longest - 1 - len(row))] for row in scores]).to(learner.device)
         read = [self.reads(episode) for episode in episodes]
+        told_NT = learner.table(read, temperature, pack, "" if self.hints is not None else TEACHER)
         longer_N = torch.tensor([len(told.ids) - len(own.ids) for told, own in zip(read, episodes, strict=True)])
-        table_NT = torch.zeros(len(read), max(len(episode.ids) for episode in episodes), device=learner.device)
-        for part in learner.shard(pack(read)):
-            told = self.hints is not None
-            scores_BT = learner.score_frozen(part, temperature) if told else learner.kept(TEACHER, part, temperature)
-            sampled_BT = part.predicted_BT
-            sequences = part.sequence_BT[sampled_BT]
-            places = part.positions_BT[sampled_BT] - longer_N[sequences]
-            table_NT[sequences, places] = scores_BT[sampled_BT.to(scores_BT.device)]
-        return learner.sums({"teacher": table_NT})["teacher"]  # each process has scored some
+        places_NT = torch.arange(max(len(episode.ids) for episode in episodes)) + longer_N[:, None]
+        return told_NT.gather(1, places_NT.clamp(max=told_NT.shape[1] - 1).to(told_NT.device))
 
     def states(self, learner: Learner, part: TokenBatch, episodes: Sequence[Episode | Segment]) -> Tensor:
         """(N, D): the teacher's states that predict the sampled tokens of a micro-batch, row by row."""

@@ -33,6 +33,7 @@ from forage.grpo.resume import (
     tidy,
     write_plans,
 )
+from forage.grpo.served import check_served
 from forage.grpo.sharding import ShardedLearner
 from forage.grpo.teacher import Teacher
 from forage.grpo.update import UpdateContext, prepare, update
@@ -93,6 +94,7 @@ def train(
                 episodes = play.play(plan, run.phases)
                 first_alone(refuse_foreign, run, plan, episodes)
             play.sleep(run.phases)
+            check_served(run, learner, episodes, context, plan.name)
             replaces_flat = options.replace_flat > 0
             episodes = measure(plan, episodes) if measure else episodes
             batch = prepare(episodes, options.update, manifest.weights, max_tokens, replaces_flat=replaces_flat)

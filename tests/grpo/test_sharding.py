@@ -24,7 +24,16 @@ from forage.policy.policy import packed_layers
 from forage.processes import check_sharding
 from tests import ROOT
 from tests.refusals import refused
-from tests.sharding_worker import bf16_policy, likely, marks, micro_batches, prompt_updates, tiny_policy, update
+from tests.sharding_worker import (
+    bf16_policy,
+    likely,
+    marks,
+    micro_batches,
+    of_base,
+    prompt_updates,
+    tiny_policy,
+    update,
+)
 from tests.tiny_training import tiny_options, train
 
 pytestmark = pytest.mark.timeout(900)  # the first test waits for two processes that do all the work
@@ -118,6 +127,7 @@ def test_scores_norms_updates_and_the_published_adapter_are_those_of_one_process
     torch.testing.assert_close(tensors(ran[processes], name, "likely")[""], likely(Learner(tiny_policy())))
     by_one = marks(Learner(tiny_policy()), ran[processes] / "start")
     torch.testing.assert_close(tensors(ran[processes], name, "marks")[""], by_one, atol=1e-6, rtol=1e-6)
+    torch.testing.assert_close(tensors(ran[processes], name, "base")[""], of_base(Learner(tiny_policy())))
     assert found(ran[processes], name)["norms"] == pytest.approx(norms, rel=1e-5)
     assert_close(tensors(ran[processes], name, "first."), first)
     assert_close(tensors(ran[processes], name, "second."), second)

@@ -29,10 +29,14 @@ def requests_of(protocol, count=8, tokens=24, sampling=None):
 
 def differences(model, requests, samples, temperature=1.0):
     """Absolute differences of the server's log-probabilities from the trainer's own, token by token."""
-    return torch.cat([
-        (logprobs_of(model, request, sample, temperature) - torch.tensor(sample.logprobs)).abs()
-        for request, sample in zip(requests, samples, strict=True)
-    ])  # fmt: skip
+    given = torch.tensor([logprob for sample in samples for logprob in sample.logprobs])
+    return (scored(model, requests, samples, temperature) - given).abs()
+
+
+def scored(model, requests, samples, temperature=1.0):
+    """The trainer's log-probabilities of all sampled tokens."""
+    pairs = zip(requests, samples, strict=True)
+    return torch.cat([logprobs_of(model, request, sample, temperature) for request, sample in pairs])
 
 
 def mismatch_bound(dtype):

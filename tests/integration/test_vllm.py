@@ -14,7 +14,8 @@ from forage.agent.options import AgentSettings
 from forage.data.records import Question
 from forage.engines.base import EngineOptions, Request, Sampling
 from forage.engines.vllm import VLLMEngine
-from tests.integration.agreement import QUESTIONS, differences, mismatch_bound, requests_of
+from forage.grpo.served import PART, STALE, TOKENS, on_the_way
+from tests.integration.agreement import QUESTIONS, differences, mismatch_bound, requests_of, scored
 from tests.scripted_engine import search_many
 
 
@@ -80,16 +81,28 @@ def test_in_bf16_sampler_and_trainer_differ_by_rounding_only(start_server, base,
         samples = with_engine(server, act)
     finally:
         server.kill()
-    policy = policy_of(base, adapters, dtype=torch.bfloat16)
-    apart = differences(policy, requests, samples)
+    first, policy = [policy_of(base, adapters, dtype=torch.bfloat16) for _ in range(2)]
+    apart = differences(first, requests, samples)
     model = policy.get_base_model()
     model.set_output_embeddings(RoundedHead(model.get_output_embeddings()))
     rounded = differences(policy, requests, samples)
     print(f"bf16: {len(apart)} tokens, mean {apart.mean():.2e}; with rounded logits {rounded.mean():.2e}")
     assert apart.mean() < mismatch_bound("bfloat16")
     assert apart.mean() < rounded.mean()
-    other = differences(policy_of(base, adapters, 2, dtype=torch.bfloat16), requests, samples)
-    assert other.mean() > 2 * mismatch_bound("bfloat16")  # another adapter would show; .15 where it was measured
+    # The tokens are of version 1. A trainer of version 1 hears that, one of version 2 that it was given the one before.
+    second = policy_of(base, adapters, 2, dtype=torch.bfloat16)
+    given, alone = (
+        torch.tensor([x for sample in samples for x in sample.logprobs]),
+        policy_of(base, dtype=torch.bfloat16),
+    )
+    by_first, by_second, by_base = (scored(each, requests, samples) for each in (first, second, alone))
+    assert (by_second - given).abs().mean() > 2 * mismatch_bound("bfloat16")  # .15 where it was measured
+    for tokens in (TOKENS, len(given)):
+        stale = on_the_way(by_second[:tokens], by_first[:tokens], given[:tokens])
+        right = [on_the_way(by_first[:tokens], other[:tokens], given[:tokens]) for other in (by_second, by_base)]
+        print(f"{tokens} tokens: {stale}; {right}")
+        assert stale.surely > STALE
+        assert all(way.surely < PART for way in right)
 
 
 def test_after_a_swap_no_token_is_the_old_adapters(server, base, adapters, protocol):

@@ -1,0 +1,102 @@
+"""What a sampler serves in the place of the adapter in training, and that nothing is learnt from it."""
+
+import json
+import shutil
+from unittest.mock import patch
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from forage.engines.local import LocalEngine
+from forage.grpo.served import on_the_way
+from tests.refusals import refused
+from tests.tiny_training import adapter_bytes, tiny_options, train
+
+LOAD, GENERATE = LocalEngine.load_adapter, LocalEngine.generate
+
+
+def edited(folder, scratch, change, **config):
+    """A copy of an adapter, whose weights `change` keeps or alters by name, with other settings."""
+    target = shutil.copytree(folder, scratch / folder.name)
+    weights = {name: change(name, weight) for name, weight in load_file(folder / "adapter_model.safetensors").items()}
+    save_file({n: w for n, w in weights.items() if w is not None}, target / "adapter_model.safetensors")
+    settings = json.loads((target / "adapter_config.json").read_text())
+    (target / "adapter_config.json").write_text(json.dumps(settings | config))
+    return target
+
+
+def same(name, weight):
+    return weight
+
+
+def before(folder, scratch):
+    return folder.with_name("v000003")
+
+
+def base(folder, scratch):
+    return edited(folder, scratch, lambda name, weight: weight * ("lora_B" not in name))
+
+
+def half(folder, scratch):
+    alpha = json.loads((folder / "adapter_config.json").read_text())["lora_alpha"]
+    return edited(folder, scratch, same, lora_alpha=alpha / 2)
+
+
+def without_values(folder, scratch):
+    return edited(folder, scratch, lambda name, weight: weight * ("v_proj.lora_B" not in name))
+
+
+def serving(attack, scratch, noise=0.0):
+    """The local engine, which serves `attack`'s folder in the place of version 4, and rounds as much."""
+
+    async def load_adapter(self, name, folder):
+        await LOAD(self, name, attack(folder, scratch) if attack and folder.name == "v000004" else folder)
+
+    draw = torch.Generator().manual_seed(1)
+
+    async def generate(self, request):
+        sample = await GENERATE(self, request)
+        off = (noise * torch.randn(len(sample.logprobs), generator=draw)).tolist()
+        return type(sample)(sample.ids, tuple(x + e for x, e in zip(sample.logprobs, off, strict=True)), sample.finish)
+
+    return patch.multiple(LocalEngine, load_adapter=load_adapter, generate=generate)
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.03])
+@pytest.mark.parametrize(("attack", "words"), [
+    (before, "served v000003 as v000004"),
+    (base, "served the base as v000004"),
+    (half, r"served an adapter of \d\d% of its effect as v000004"),
+    (without_values, r"served an adapter of \d\d% of its effect as v000004"),
+])  # fmt: skip
+def test_another_policy_than_the_adapter_is_noticed_before_anything_is_learnt(tiny, tmp_path, attack, words, noise):
+    options = tiny_options(tiny, tmp_path / "run", eval_every=0, max_steps=5)
+    with serving(attack, tmp_path, noise), refused(words + "; start it again, then re-run"):
+        train(options)
+    assert not (tmp_path / "run" / "training_stats_4.json").exists()
+    assert [path.name for path in (tmp_path / "run" / "stale" / "000" / "episodes").iterdir()] == ["000004"]
+    train(options)  # with an engine that serves it
+    whole = tiny_options(tiny, tmp_path / "whole", eval_every=0, max_steps=5)
+    if not noise:
+        train(whole)
+        assert adapter_bytes(tmp_path / "run", 5) == adapter_bytes(tmp_path / "whole", 5)
+
+
+@pytest.mark.parametrize("noise", [0.0, 1e-4, 0.03, 0.3])
+def test_rounding_alone_raises_no_alarm(tiny, tmp_path, noise):
+    with serving(None, tmp_path, noise):
+        train(tiny_options(tiny, tmp_path / "run", eval_every=0, max_steps=4))
+
+
+def test_a_share_of_the_way_by_hand():
+    own, other = torch.tensor([-1.0, -1.0]), torch.tensor([-3.0, -1.0])
+    way = on_the_way(own, other, torch.tensor([-2.0, -1.0]))
+    assert (way.share, way.surely, way.rest) == (0.5, 0.5, 0)
+    assert way.size == pytest.approx(2**0.5)
+    # Beside the way by 2: a rest of sqrt(4/2); its error is sqrt(2) * sqrt(2) / 2, of which there are four.
+    way = on_the_way(own, other, torch.tensor([-2.0, 1.0]))
+    assert way.share == 0.5
+    assert way.rest == pytest.approx(2**0.5)
+    assert way.surely == pytest.approx(0.5 - 4)
+    assert on_the_way(own, own, other).surely == 0  # two versions that are the same can't be told apart
