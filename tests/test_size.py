@@ -27,20 +27,20 @@ BUDGETS = {
     "forage/engines": (11_276, 5),
     "forage/evaluation": (11_589, 9),
     "forage/extras": (48_075, 9),
-    "forage/grpo": (24_597, 13),
+    "forage/grpo": (24_883, 13),
     "forage/policy": (10_045, 9),
     "forage/publishing": (3_117, 2),
     "forage/rollout": (7_331, 5),
     "forage/runs": (9_395, 5),
     "forage/sft": (4_518, 3),
     "forage/store": (12_185, 10),
-    "bench": (23_840, 13),
-    "tests": (223_957, 50),
+    "bench": (25_574, 14),
+    "tests": (225_670, 50),
 }
 ROAD = {"files": 61, "functions": 577, "lines": 5_180}  # a processor without bf16 units calls some others
 OPTIONS = {"grpo_train": 60}
 OTHER_SCRIPTS_OPTIONS = 45
-PAGES = 3_041  # lines of README.md, RESULTS.md, CHANGELOG.md and docs/
+PAGES = 3_044  # lines of README.md, RESULTS.md, CHANGELOG.md and docs/
 WAY_OUT = "cut, or raise the budget in tests/test_size.py in the same commit and say why in its message"
 LAYOUT = {
     tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER,

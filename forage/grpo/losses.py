@@ -261,6 +261,9 @@ class LossTerms:
     teacher_BT: Tensor | None
     """Log-probability by a teacher, minus the trainer's at the start of the step."""
     divergence_BT: Tensor | None
+    excess_BT: Tensor | None
+    """Log-probability by the trainer at the start of the step, plus its distribution's entropy: 0 on average, if tokens
+    are drawn from it."""
 
 
 def loss_terms(scored: ScoredBatch, options: LossOptions, totals: Totals) -> LossTerms:
@@ -300,6 +303,7 @@ def loss_terms(scored: ScoredBatch, options: LossOptions, totals: Totals) -> Los
         entropy_BT=scored.entropy_BT,
         teacher_BT=teacher_BT,
         divergence_BT=scored.divergence_BT,
+        excess_BT=None if scored.entropy_BT is None else old_BT + scored.entropy_BT,
     )
 
 
@@ -410,6 +414,7 @@ def loss_sums(terms: LossTerms) -> dict[str, Tensor]:
         "corrected": terms.corrected_BT, "kl": terms.kl_BT, "entropy": terms.entropy_BT,
         "mismatch_kl": _k3(terms.mismatch_BT), "mismatch_abs": terms.mismatch_BT.abs(), "tokens": mask_BT,
         "teacher_kl": terms.divergence_BT if terms.teacher_BT is None else _k3(terms.teacher_BT),
+        "excess": terms.excess_BT, "excess_squares": None if terms.excess_BT is None else terms.excess_BT.square(),
     }  # fmt: skip
     sums = {name: _where(mask_BT, values_BT).sum() for name, values_BT in values.items() if values_BT is not None}
     return sums | {
@@ -448,6 +453,8 @@ def summary(sums: Mapping[str, Tensor]) -> dict[str, float]:
     mismatch_mean_abs mean distance of their log-probabilities
     teacher_kl        KL of the policy at the start of the step to a teacher (k3), or a teacher's to the policy (exact)
     corrected_share   share of tokens whose correction met the cap
+    excess            by how many nats the tokens are likelier than draws from the policy at the start of the step, and
+    excess_error      the standard error: where a sampler takes the likeliest tokens alone, several errors above 0
     tokens            how many were kept
 
     All are 0 where there are no tokens.
@@ -461,6 +468,9 @@ def summary(sums: Mapping[str, Tensor]) -> dict[str, float]:
     }  # fmt: skip
     result = {name: values[total] / max(tokens, 1.0) for name, total in means.items() if total in values}
     result |= {name: values[name] if tokens else 0.0 for name in ("ratio_max", "ratio_min")}
+    if "excess" in values:
+        result |= {"excess": values["excess"] / max(tokens, 1.0)}
+        result |= {"excess_error": values["excess_squares"] ** 0.5 / max(tokens, 1.0)}
     return result | {name: values[name] for name in ("policy_loss", "tokens")}
 
 

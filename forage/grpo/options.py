@@ -111,6 +111,11 @@ class UpdateOptions:
     """What to do with long episodes. keep: train on them as they are. mask: leave those that ran out of tokens out of
     the loss. punish: take up to 1 from the reward over the last 256 tokens before --max-tokens."""
 
+    @property
+    def picks(self) -> bool:
+        """Whether some of a group's episodes are learnt from, by what they earned or how long they are."""
+        return bool(self.learn_from) or self.overlong == "mask" or self.advantage == "best" or ":" in self.advantage
+
     def check(self) -> None:
         for part in (self.loss, self.memory):
             part.check()

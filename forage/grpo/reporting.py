@@ -170,6 +170,8 @@ MIN_ENTROPY = 0.005  # nats per token: below it, all episodes of a question are 
 MAX_FALL = 0.05  # nats per token that updates take from what they reward; those of a run that learns add some
 MAX_FLAT = 10  # steps in a row in which no episode has an advantage or a credit
 MAX_KL = 10.0  # to the starting policy; measured only with --beta
+MAX_EXCESS = 0.02  # nats by which sampled tokens are likelier than draws from the policy, beyond EXCESS_ERRORS of them
+EXCESS_ERRORS = 6
 MAX_MISMATCH = 0.1  # mean KL from sampler to trainer; above it, an adapter is stale or the precisions differ too much
 
 
@@ -195,6 +197,14 @@ def faults(history: Sequence[StepStats]) -> Iterator[str]:
         values = [stats.training[key] for stats in last if key in stats.training]
         if values and mean(values) > most:
             yield f"{name} is {mean(values):.3g}, above {most:g}"
+    drawn = [stats.training for stats in last if "excess" in stats.training]
+    excess = mean(each["excess"] for each in drawn) if drawn else 0.0
+    error = sum(each["excess_error"] ** 2 for each in drawn) ** 0.5 / max(1, len(drawn))
+    if excess > max(MAX_EXCESS, EXCESS_ERRORS * error):
+        yield (
+            f"sampled tokens are likelier than draws from the policy, by {excess:.2g} nats: the sampler cuts its "
+            "distribution (top-p, top-k), or has another temperature"
+        )
     if len(history) < WINDOW:
         return
     shares: dict[str, Callable[[StepStats], float]] = {

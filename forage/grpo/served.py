@@ -40,15 +40,15 @@ def check_served(run: Run, learner: Learner, episodes: Sequence[Episode], contex
         with context.phases("served"):
             wrong = fault_of(run, learner, some, context)
         if wrong:
-            served = f"{sampler or 'the engine'} served {wrong} as {version}"
+            served = f"{sampler} served {wrong} as {version}"
             first_alone(set_aside, run_dir, [run_dir / "episodes" / step], served)
             raise UserError(f"{served}; start it and all workers again, then re-run the same command")
 
 
 def of_each_sampler(episodes: Sequence[Episode], version: int) -> dict[str, list[Episode]]:
-    """By server, or by worker, the first episodes that it sampled by this version, up to TOKENS of its tokens."""
+    """By server, or by worker, the first episodes that this version sampled there, until they have TOKENS tokens."""
     sampled = [each for each in episodes if each.sampled and sampled_by(each.adapter)[0] == version]
-    by_sampler = grouped((each.server or each.worker, each) for each in sampled)
+    by_sampler = grouped((each.server or f"{each.worker}'s engine", each) for each in sampled)
     return {sampler: enough(every) for sampler, every in sorted(by_sampler.items())}
 
 

@@ -194,14 +194,19 @@ def update(learner: Learner, batch: TrainingBatch, context: UpdateContext) -> di
                 packed = partial(teacher.logprobs, learner, taught.episodes, context.temperature)
                 marks_NT = fitting(lambda tokens: packed(partial(context.pack, budget=tokens)))
                 taught = replace(taught, teacher_NT=marks_NT)
+        first: list[dict[str, Tensor]] = []
         for _ in range(context.options.epochs):  # memory that runs out leaves those before it: they changed the policy
             sums = fitting(lambda tokens: learn_epoch(tokens, learner, taught, old, context))
+            first = first or sums
             figures["grad_norm"] = change_weights(learner, context)
             old.known = True
         with context.phases("likelihood"):
             gain = fitting(lambda tokens: likelihood_gain(learner, taught, old, tokens, context))
     counts = {"episodes": float(len(taught.episodes)), "micro_batches": float(len(sums))}
-    return figures | summary(learner.sums(add_stats(sums))) | counts | gain
+    drawn = {name: each for name, each in add_stats(first).items() if name.startswith("excess")}
+    totals = {name: each for name, each in add_stats(sums).items() if name not in drawn}
+    drawn = {} if context.options.picks else drawn  # what is picked is no draw
+    return figures | summary(learner.sums(totals | drawn)) | counts | gain
 
 
 PROBED = 1 / 8  # of the episodes that are learnt from: an eighth of a forward pass, a thirtieth of a step on CPUs

@@ -153,7 +153,8 @@ class StepStats:
     clip_high_share, ratio_mean, ratio_min, ratio_max (trained over sampling policy), mismatch_kl, mismatch_mean_abs,
     corrected_share (trainer's against sampler's log-probabilities), grad_norm (before clipping), learning_rate,
     tokens, episodes, taught (those with an advantage or a credit), micro_batches; likelihood_gain (of tokens that were
-    rewarded, by this update: `likelihood_gain` in forage/grpo/update.py); whatever else the loss reports."""
+    rewarded, by this update: `likelihood_gain` in forage/grpo/update.py); excess, excess_error (by how much tokens are
+    likelier than draws from the policy); whatever else the loss reports."""
     evaluation: dict[str, Interval] | None = None
     """Each reward on held-out questions, at steps with an evaluation."""
     flat_by_reward: dict[str, int] = field(default_factory=dict)

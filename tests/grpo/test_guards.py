@@ -43,6 +43,15 @@ def test_entropy_kl_and_mismatch_have_bounds():
     assert fault([{"entropy": 0.5, "kl": 0.1, "mismatch_kl": 1e-5}] * 9) == ""
 
 
+def test_tokens_that_are_no_draws():
+    """.06 and .04 are .05, with an error of sqrt(.008^2 + .006^2) / 2, or .005."""
+    cut = [{"excess": 0.06, "excess_error": 0.008}, {"excess": 0.04, "excess_error": 0.006}]
+    assert fault(cut).startswith("sampled tokens are likelier than draws from the policy, by 0.05 nats: ")
+    assert fault([{**row, "excess_error": row["excess_error"] * 2} for row in cut]) == ""  # six errors are .06
+    assert fault([{"excess": 0.019, "excess_error": 1e-3}]) == ""
+    assert fault([{"excess": -0.5, "excess_error": 1e-3}]) == ""
+
+
 def test_updates_that_make_what_they_reward_less_likely():
     """Over the last three steps, those that measured it: -.09, -.03 and -.06 are .06 less; -.03, -.06, .06 are .01."""
     falls = [{"likelihood_gain": gain} for gain in (-0.09, -0.03, -0.06)]

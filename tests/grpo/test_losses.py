@@ -55,6 +55,17 @@ def close(values):
     return pytest.approx(values, abs=1e-6)
 
 
+def test_the_excess_of_tokens_over_draws_by_hand():
+    """Log-probabilities -1, -3, -.5 in distributions of 1.5, 1 and .5 nats: .5, -2 and 0; the squares sum to 4.25."""
+    batch = rows(LONG)
+    old, entropy = [0.0, -1.0, -3.0, 9.0, -0.5], torch.tensor([[7.0, 1.5, 1.0, 7.0, 0.5]])
+    figures = loss_of(batch, [1.0], LossOptions(), logprobs=[0.0, -2.0, -2.0, 9.0, -2.0], old=old, entropy_BT=entropy)[
+        2
+    ]
+    assert figures["excess"] == close(-0.5)
+    assert figures["excess_error"] == close(4.25**0.5 / 3)
+
+
 # Advantages
 
 

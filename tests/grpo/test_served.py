@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from forage.engines.local import LocalEngine
+from forage.engines.local import LocalEngine, inverse_cdf
 from forage.grpo.served import on_the_way
 from tests.refusals import refused
 from tests.tiny_training import adapter_bytes, tiny_options, train
@@ -72,7 +72,10 @@ def serving(attack, scratch, noise=0.0):
 ])  # fmt: skip
 def test_another_policy_than_the_adapter_is_noticed_before_anything_is_learnt(tiny, tmp_path, attack, words, noise):
     options = tiny_options(tiny, tmp_path / "run", eval_every=0, max_steps=5)
-    with serving(attack, tmp_path, noise), refused(words + "; start it again, then re-run"):
+    with (
+        serving(attack, tmp_path, noise),
+        refused("trainer's engine " + words + "; start it and all workers again, then re-run"),
+    ):
         train(options)
     assert not (tmp_path / "run" / "training_stats_4.json").exists()
     assert [path.name for path in (tmp_path / "run" / "stale" / "000" / "episodes").iterdir()] == ["000004"]
@@ -100,3 +103,14 @@ def test_a_share_of_the_way_by_hand():
     assert way.rest == pytest.approx(2**0.5)
     assert way.surely == pytest.approx(0.5 - 4)
     assert on_the_way(own, own, other).surely == 0  # two versions that are the same can't be told apart
+
+
+def test_a_sampler_that_takes_the_likeliest_tokens_alone_is_noticed(tiny, tmp_path):
+    """Its log-probabilities are right; only the tokens are no draws."""
+
+    def cut(logprobs_RV, draws_R):
+        lowest_R = logprobs_RV.topk(10).values[:, -1:]
+        return inverse_cdf(logprobs_RV.masked_fill(logprobs_RV < lowest_R, -torch.inf).log_softmax(-1), draws_R)
+
+    with patch("forage.engines.local.inverse_cdf", cut), refused("likelier than draws from the policy, by [01].*top-k"):
+        train(tiny_options(tiny, tmp_path / "run", eval_every=0, on_collapse="stop"))
