@@ -14,8 +14,10 @@ the same command or just --run-dir; the result is the same as without the interr
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import ExitStack, closing
 from dataclasses import replace
+from typing import Any
 
 from forage.agent.options import AGENT_FILE, write_agent
 from forage.agent.rewards import MEASURED, MakeRewards
@@ -26,14 +28,17 @@ from forage.processes import first_alone, is_first, leave_processes
 from grpo_rollout import get_reward_functions
 
 
-def main(options: TrainOptions, make_rewards: MakeRewards = get_reward_functions) -> None:
+def main(
+    options: TrainOptions, make_rewards: MakeRewards = get_reward_functions, open_play: Callable[..., Any] | None = None
+) -> None:  # fmt: skip
+    """`open_play` opens what plays, in the place of what the options say."""
     options.check()
     settings = options.rollout.search.settle(options.run_dir, options.rollout.policy)
 
     from forage.data.splits import read_splits
     from forage.grpo.gain import open_gains
     from forage.grpo.own_server import own_server  # after the checks: these load torch
-    from forage.grpo.players import open_play
+    from forage.grpo.players import open_play as play_as_asked
     from forage.grpo.resume import agree_on_run
     from forage.grpo.teacher import open_teacher
     from forage.grpo.training import open_learner, train
@@ -73,7 +78,9 @@ def main(options: TrainOptions, make_rewards: MakeRewards = get_reward_functions
         if measured and options.replace_flat:
             raise UserError(f"--replace-flat looks at episodes before {min(measured)} is measured; leave it out")
         gains = open_gains(manifest.weights, policy_manifest, settings, questions) if measured else None
-        with closing(open_play(options, settings, make_rewards, questions, manifest.embedder)) as play:
+        with closing(
+            (open_play or play_as_asked)(options, settings, make_rewards, questions, manifest.embedder)
+        ) as play:
             train(options, settings.max_tokens, learner, play, manifest, questions, teacher, gains)
         first_alone((run_dir / FINISHED).touch)
     leave_processes()

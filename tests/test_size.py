@@ -20,7 +20,7 @@ from tests.road import make_start, measure, walk
 
 # folder: (tokens of its Python files, modules directly in it). A folder of forage/ holds those inside it.
 BUDGETS = {
-    "scripts": (9_954, 11),  # those in the root
+    "scripts": (9_983, 11),  # those in the root
     "forage": (13_524, 12),  # the modules of forage/ itself
     "forage/agent": (15_659, 9),
     "forage/data": (16_716, 12),
@@ -29,18 +29,18 @@ BUDGETS = {
     "forage/extras": (48_075, 9),
     "forage/grpo": (24_883, 13),
     "forage/policy": (10_045, 9),
-    "forage/publishing": (3_117, 2),
+    "forage/publishing": (4_414, 3),
     "forage/rollout": (7_331, 5),
     "forage/runs": (9_395, 5),
     "forage/sft": (4_518, 3),
     "forage/store": (12_185, 10),
     "bench": (25_574, 14),
-    "tests": (225_670, 50),
+    "tests": (226_532, 50),
 }
 ROAD = {"files": 61, "functions": 577, "lines": 5_180}  # a processor without bf16 units calls some others
 OPTIONS = {"grpo_train": 60}
 OTHER_SCRIPTS_OPTIONS = 45
-PAGES = 3_044  # lines of README.md, RESULTS.md, CHANGELOG.md and docs/
+PAGES = 3_046  # lines of README.md, RESULTS.md, CHANGELOG.md and docs/
 WAY_OUT = "cut, or raise the budget in tests/test_size.py in the same commit and say why in its message"
 LAYOUT = {
     tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER,

@@ -38,7 +38,7 @@ def check_served(run: Run, learner: Learner, episodes: Sequence[Episode], contex
     run_dir, version = run.options.run_dir, version_name(run.step)
     for sampler, some in of_each_sampler(episodes, run.step).items():
         with context.phases("served"):
-            wrong = fault_of(run, learner, some, context)
+            wrong = served_instead(run, learner, some, context)
         if wrong:
             served = f"{sampler} served {wrong} as {version}"
             first_alone(set_aside, run_dir, [run_dir / "episodes" / step], served)
@@ -83,7 +83,7 @@ def on_the_way(own_T: Tensor, other_T: Tensor, given_T: Tensor) -> Way:
     return Way(float(share), float(share - SURE * error), float(rest), float((length / len(way_T)).sqrt()))
 
 
-def fault_of(run: Run, learner: Learner, episodes: Sequence[Episode], context: UpdateContext) -> str:
+def served_instead(run: Run, learner: Learner, episodes: Sequence[Episode], context: UpdateContext) -> str:
     """What sampled them instead, in words; empty if it was the adapter in training, as far as these tokens tell."""
     rows = [segment for episode in episodes for segment in episode.segments]
     rows_T, places_T = torch.tensor([[n, t] for n, row in enumerate(rows) for t, bit in enumerate(row.mask) if bit]).T
