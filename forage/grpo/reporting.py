@@ -32,6 +32,7 @@ from forage.runs.stats import (
     StepStats,
     advice,
     before_beside_after,
+    cost,
     first_and_last,
     one_question,
     print_step,
@@ -131,6 +132,7 @@ class Reports:
             return
         known = read_evaluations(run.options.run_dir)
         print(f"{adapter_path(run.options.run_dir, run.step)} is the result of {run.step} steps")
+        print(cost(run.history))
         if says := advice(run.history):
             print(says)
         if len(known) > 1:

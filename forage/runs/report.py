@@ -38,6 +38,7 @@ from forage.runs.stats import (
     StepStats,
     advice,
     before_beside_after,
+    cost,
     data_of,
     first_and_last,
     one_question,
@@ -83,7 +84,7 @@ def contents(run_dirs: Sequence[Path], max_episodes: int, max_tokens: int) -> di
         "runs": [
             {
                 "name": path.resolve().name, "curves": curves(stats, read_evaluations(path)),
-                "notes": [*stats[-1].notes, *filter(None, [advice(stats)]), *told_of(path)],
+                "notes": [*stats[-1].notes, *filter(None, [advice(stats)]), *told_of(path), cost(stats)],
                 "tables": tables(stats[-1]),
             }
             for path, stats in zip(run_dirs, histories, strict=True)

@@ -21,6 +21,7 @@ import math
 import re
 import statistics
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, fields
@@ -409,6 +410,26 @@ def parts_of_line(history: Sequence[StepStats], last: int, sampled: str) -> Iter
         yield f"{step_seconds(stats):.0f} s ({', '.join(f'{name} {seconds:.0f}' for name, seconds in longest)})"
     if left := seconds_left(history, last):
         yield f"{duration(left)} left"
+
+
+def cost(history: Sequence[StepStats]) -> str:
+    """What all steps took together.
+
+    Example: 512 episodes: 6,401 tokens sampled, 5,900 learnt from; 4 min 20 s (rollout 48%, backward 22%, logprobs
+    19%), at most 2.1 GiB.
+    """
+    count = sum(stats.episodes["count"] for stats in history)
+    sampled = sum(stats.episodes["count"] * stats.episodes["sampled_tokens"] for stats in history)
+    learnt, took = sum(stats.training.get("tokens", 0.0) for stats in history), sum(map(step_seconds, history))
+    phases = Counter[str]()
+    for stats in history:
+        phases.update({name: seconds for name, seconds in stats.seconds.items() if name not in NO_PHASES})
+    longest = ", ".join(f"{name} {seconds / max(took, 1e-9):.0%}" for name, seconds in phases.most_common(3))
+    most = max(stats.memory_gib for stats in history)
+    return (
+        f"{count:,.0f} episodes: {sampled:,.0f} tokens sampled, {learnt:,.0f} learnt from; {duration(took)} ({longest}), at "
+        f"most {most:.1f} GiB"
+    )
 
 
 def lessons(stats: StepStats) -> list[str]:

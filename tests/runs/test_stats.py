@@ -11,6 +11,7 @@ from forage.runs.report import told_of
 from forage.runs.stats import (
     Phases,
     advice,
+    cost,
     print_step,
     read_stats,
     reproducible,
@@ -36,6 +37,16 @@ def test_summary_by_hand():
     assert summarised([0.3]) == {
         "mean": 0.3, "std": 0.0, "min": 0.3, "p25": 0.3, "median": 0.3, "p75": 0.3, "max": 0.3,
     }  # fmt: skip
+
+
+def test_what_all_steps_took_together():
+    """Two steps of 2 episodes with 40 sampled tokens each, 31 and 41 s, of which 41 s are the rollout's."""
+    first = replace(STATS, training={"tokens": 50.0})
+    seconds = {"rollout": 20.5, "backward": 10.0, "step": 41.0}
+    second = replace(STATS, training={"tokens": 1070.0}, seconds=seconds, memory_gib=2.25)
+    assert cost([first, second]) == (
+        "4 episodes: 160 tokens sampled, 1,120 learnt from; 1 min 12 s (rollout 57%, backward 14%), at most 2.2 GiB"
+    )
 
 
 def test_a_file_is_a_line_a_field_and_comes_back(tmp_path):
