@@ -426,10 +426,8 @@ def cost(history: Sequence[StepStats]) -> str:
         phases.update({name: seconds for name, seconds in stats.seconds.items() if name not in NO_PHASES})
     longest = ", ".join(f"{name} {seconds / max(took, 1e-9):.0%}" for name, seconds in phases.most_common(3))
     most = max(stats.memory_gib for stats in history)
-    return (
-        f"{count:,.0f} episodes: {sampled:,.0f} tokens sampled, {learnt:,.0f} learnt from; {duration(took)} ({longest}), at "
-        f"most {most:.1f} GiB"
-    )
+    tokens = f"{sampled:,.0f} tokens sampled, {learnt:,.0f} learnt from"
+    return f"{count:,.0f} episodes: {tokens}; {duration(took)} ({longest}), at most {most:.1f} GiB"
 
 
 def lessons(stats: StepStats) -> list[str]:
