@@ -46,10 +46,24 @@ def check_served(run: Run, learner: Learner, episodes: Sequence[Episode], contex
 
 
 def of_each_sampler(episodes: Sequence[Episode], version: int) -> dict[str, list[Episode]]:
-    """By server, or by worker, the first episodes that this version sampled there, until they have TOKENS tokens."""
+    """By server, or by worker, the most uncertain episodes that this version sampled there, up to TOKENS of its tokens.
+
+    A token that is nearly certain stays so whichever adapter samples. Whole questions come first, as their episodes
+    share what is computed.
+    """
     sampled = [each for each in episodes if each.sampled and sampled_by(each.adapter)[0] == version]
     by_sampler = grouped((each.server or f"{each.worker}'s engine", each) for each in sampled)
-    return {sampler: enough(every) for sampler, every in sorted(by_sampler.items())}
+    return {sampler: enough(uncertain_first(every)) for sampler, every in sorted(by_sampler.items())}
+
+
+def uncertain_first(episodes: Sequence[Episode]) -> list[Episode]:
+    """By the mean log-probability of questions, and then of their episodes."""
+
+    def mean(some: Sequence[Episode]) -> float:
+        return sum(sum(part.logprobs) for each in some for part in each.segments) / sum(each.sampled for each in some)
+
+    questions = grouped((each.question_id, each) for each in episodes).values()
+    return [each for some in sorted(questions, key=mean) for each in sorted(some, key=lambda one: mean([one]))]
 
 
 def enough(episodes: Sequence[Episode]) -> list[Episode]:

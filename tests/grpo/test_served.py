@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 from unittest.mock import patch
 
 import pytest
@@ -9,7 +10,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from forage.engines.local import LocalEngine, inverse_cdf
-from forage.grpo.served import on_the_way
+from forage.grpo.served import of_each_sampler, on_the_way
+from tests.factories import EPISODE
 from tests.refusals import refused
 from tests.tiny_training import adapter_bytes, tiny_options, train
 
@@ -90,6 +92,28 @@ def test_another_policy_than_the_adapter_is_noticed_before_anything_is_learnt(ti
 def test_rounding_alone_raises_no_alarm(tiny, tmp_path, noise):
     with serving(None, tmp_path, noise):
         train(tiny_options(tiny, tmp_path / "run", eval_every=0, max_steps=4))
+
+
+def test_the_most_uncertain_episodes_of_a_version_are_scored():
+    """Of questions a (-1 on average), b (-2) and c, whose only episode is of the version before; 40 tokens each."""
+
+    def played(name, logprob, version=4, server="gpu1:8100"):
+        ids = (1,) * 41
+        given = (0.0, *[logprob] * 40)
+        adapter = f"run-v00000{version}-0123abcd"
+        return replace(EPISODE, id=name, question_id=name[0], ids=ids, mask=(0, *[1] * 40), logprobs=given, turns=(),
+                       adapter=adapter, server=server, worker="w", credits=(), earlier=())  # fmt: skip
+
+    given = {"a/0": -1.5, "a/1": -0.5, "b/0": -1.2, "b/1": -2.8}
+    episodes = [
+        *(played(*each) for each in given.items()),
+        played("c/0", -9.0, version=3),
+        played("d/0", -1.0, server=""),
+    ]
+    found = of_each_sampler(episodes, 4)
+    assert {name: [each.id for each in some] for name, some in found.items()} == {
+        "gpu1:8100": ["b/1", "b/0"], "w's engine": ["d/0"],
+    }  # fmt: skip
 
 
 def test_a_share_of_the_way_by_hand():
