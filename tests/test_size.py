@@ -27,7 +27,7 @@ BUDGETS = {
     "forage/engines": (11_276, 5),
     "forage/evaluation": (11_589, 9),
     "forage/extras": (48_075, 9),
-    "forage/grpo": (24_894, 13),
+    "forage/grpo": (25_011, 13),
     "forage/policy": (10_045, 9),
     "forage/publishing": (4_414, 3),
     "forage/rollout": (7_331, 5),
@@ -35,7 +35,7 @@ BUDGETS = {
     "forage/sft": (4_518, 3),
     "forage/store": (12_185, 10),
     "bench": (25_574, 14),
-    "tests": (226_603, 50),
+    "tests": (226_840, 50),
 }
 ROAD = {"files": 61, "functions": 577, "lines": 5_180}  # a processor without bf16 units calls some others
 OPTIONS = {"grpo_train": 60}

@@ -227,11 +227,11 @@ def get_format_reward(episodes: Sequence[Episode], questions: Sequence[Question]
 
 
 def get_information_gain(episodes: Sequence[Episode], questions: Sequence[Question]) -> list[None]:
-    """By how much likelier all that was found makes the reference answer to the policy: after / (before + after).
+    """By how much likelier all that was found makes the reference answer to the policy: (1 + gain) / 2.
 
     The reference is taken as the policy's next answer, once after the prompt and once after the last result, and needs
-    no label of what answers. Example: its tokens have a probability of .2, then of .6: .75; so they have of .002 and
-    .006, as where the reference says it in other words. None without a reference. https://arxiv.org/abs/2510.14967
+    no label of what answers. Example: its tokens have a probability of .2, then of .6: .7. None without a reference.
+    https://arxiv.org/abs/2510.14967
     """
     return [None for _ in zip(episodes, questions, strict=True)]
 

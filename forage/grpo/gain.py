@@ -88,7 +88,7 @@ def information_gain(gains: Gains, episodes: Sequence[Episode], likely: Likely) 
     pairs = [tuple(row(episode, end) for end in read_by(episode)) for episode in episodes]
     rows = list(dict.fromkeys(row for pair in pairs for row in pair if any(row.mask)))
     known = dict(zip(rows, likely(rows), strict=True)) if rows else {}
-    return [known[after] / (known[after] + known[before]) if after in known else None for before, after in pairs]
+    return [(1 + known[after] - known[before]) / 2 if after in known else None for before, after in pairs]
 
 
 def read_by(episode: Episode) -> tuple[int, int]:

@@ -62,7 +62,7 @@ def test_the_gain_is_of_the_reference_after_the_last_result_over_the_prompt():
     nothing = episode("a/2", (1,), stop="tokens")
     unread = episode("a/3", (1, 2, 3), (1, 3), stop="turns")  # its search was not run
     found = information_gain(gains(a=(7, 8)), [answered, ended, nothing, unread], likely)
-    assert found == pytest.approx([0.75, 0.75, 0.5, 0.5])
+    assert found == pytest.approx([0.7, 0.7, 0.5, 0.5])
     assert likely.asked == [((1, 9, 7, 8), (0, 0, 1, 1)), ((1, 2, 3, 4, 9, 7, 8), (0, 0, 0, 0, 0, 1, 1))]  # once each
     assert information_gain(gains(a=()), [answered], likely) == [None]
 
