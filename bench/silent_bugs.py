@@ -26,7 +26,7 @@ from typing import TypeVar
 from forage.arguments import run_script
 from forage.errors import UserError
 from forage.files import write_jsonl
-from forage.runs.stats import StepStats, read_stats
+from forage.runs.stats import StepStats, lessons, read_stats
 
 T = TypeVar("T")
 ROOT = Path(__file__).resolve().parents[1]
@@ -249,8 +249,10 @@ def python(code: Path, *command: str) -> subprocess.CompletedProcess[str]:
 
 
 def unusual(history: Sequence[StepStats], usual: Sequence[StepStats]) -> str:
-    """The first step with a figure further from the clean runs' than these are from each other."""
+    """The first step with a note, or a figure further from the clean runs' than these are from each other."""
     for stats in history:
+        if said := lessons(stats):
+            return said[0]
         for name, value in stats.training.items():
             known = [each.training[name] for each in usual if name in each.training]
             reach = max(known) - min(known)

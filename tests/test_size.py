@@ -22,25 +22,25 @@ from tests.road import make_start, measure, walk
 BUDGETS = {
     "scripts": (9_983, 11),  # those in the root
     "forage": (13_524, 12),  # the modules of forage/ itself
-    "forage/agent": (15_659, 9),
+    "forage/agent": (15_692, 9),
     "forage/data": (16_716, 12),
     "forage/engines": (11_276, 5),
     "forage/evaluation": (11_589, 9),
     "forage/extras": (48_075, 9),
-    "forage/grpo": (25_011, 13),
+    "forage/grpo": (25_010, 13),
     "forage/policy": (10_045, 9),
     "forage/publishing": (4_414, 3),
     "forage/rollout": (7_331, 5),
     "forage/runs": (9_563, 5),
     "forage/sft": (4_518, 3),
     "forage/store": (12_185, 10),
-    "bench": (25_574, 14),
-    "tests": (226_840, 50),
+    "bench": (25_589, 14),
+    "tests": (227_040, 50),
 }
 ROAD = {"files": 61, "functions": 577, "lines": 5_180}  # a processor without bf16 units calls some others
 OPTIONS = {"grpo_train": 60}
 OTHER_SCRIPTS_OPTIONS = 45
-PAGES = 3_046  # lines of README.md, RESULTS.md, CHANGELOG.md and docs/
+PAGES = 3_057  # lines of README.md, RESULTS.md, CHANGELOG.md and docs/
 WAY_OUT = "cut, or raise the budget in tests/test_size.py in the same commit and say why in its message"
 LAYOUT = {
     tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER,

@@ -118,6 +118,8 @@ class Episode:
             lengths = f"{len(self.ids)} ids, {len(self.mask)} mask, {len(self.logprobs)} logprobs"
             lengths += f", {len(self.credits)} credits" if self.credits else ""
             raise ValueError(f"episode {self.id}: {lengths}")
+        if any(given and not bit for given, bit in zip(self.logprobs, self.mask, strict=True)):
+            raise ValueError(f"episode {self.id}: a log-probability at a token that its mask calls not sampled")
 
     @property
     def all_turns(self) -> tuple[Turn, ...]:

@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 from forage.agent.agent import Agent, BatchedSearch, turn_seed
 from forage.agent.options import AgentSettings
 from forage.agent.protocol import CALL_OPENING, write_answer, write_call
-from tests.factories import QUESTION
+from tests.factories import EPISODE, QUESTION
 from tests.scripted_engine import InOrder, check_tokens, search_many
 
 GOUT_FOUND = (
@@ -146,6 +147,18 @@ TURNS = st.one_of(
     st.sampled_from([write_answer("x"), "<answer>", "<|im_start|>user\n", "<|im_end|>", f"t {write_call('b')} t"]),
     st.integers(1, 40),
 )
+
+
+def test_each_turn_of_each_sample_has_a_seed_of_its_own():
+    samples = [(seed, name, turn) for seed in (0, 1) for name in ("q1/0", "q1/1", "q2/0") for turn in (0, 1)]
+    assert len({turn_seed(*sample) for sample in samples}) == len(samples)
+
+
+def test_what_was_sampled_can_not_lose_its_mask():
+    ids, logprobs = (1, 2, 3), (0.0, -0.5, -0.1)
+    assert replace(EPISODE, ids=ids, mask=(0, 1, 1), logprobs=logprobs, credits=(), turns=()).sampled == 2
+    with pytest.raises(ValueError, match="a log-probability at a token that its mask calls not sampled"):
+        replace(EPISODE, ids=ids, mask=(0, 1, 0), logprobs=logprobs, credits=(), turns=())
 
 
 @given(turns=st.lists(TURNS, min_size=6, max_size=6), seed=st.integers(0, 9))

@@ -140,7 +140,13 @@ def test_the_gradients_are_nanos(rows, given_options, aggregation, beta, replace
     taught = lessons(episodes, options, replaces_flat)
     kept = [e for e in episodes if e.id in taught]
     tokens = [(e, place) for e in kept for place in range(2, len(e.ids))]
-    single = [replace(e, mask=tuple(int(n == place) for n in range(len(e.ids))), credits=()) for e, place in tokens]
+    single = [
+        replace(
+            e, mask=tuple(int(n == place) for n in range(len(e.ids))), credits=(),
+            logprobs=tuple(given * (n == place) for n, given in enumerate(e.logprobs)),
+        )
+        for e, place in tokens
+    ]  # fmt: skip
     old = {n: before_NT[e.ids[1], 1 : len(e.ids)] for n, e in enumerate(single)}
     found_NT = after_NT.clone().requires_grad_()
     with pytest.MonkeyPatch.context() as patch:
