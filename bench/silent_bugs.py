@@ -18,7 +18,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -103,7 +103,7 @@ BUGS = (
         "        episode.add_turn(replace(turn, ids=again), reading)", AGENT_TESTS),
     Bug("a failed rollout earns 0", "rllm-org/rllm#710", ROLLOUT,
         'if causes := [episode.cause for episode in episodes if episode.stop == "engine"]:',
-        'if causes := list[str]():', "tests/rollout tests/grpo/test_players.py",
+        'if causes := list[str]():', "tests/rollout tests/grpo/test_players.py tests/grpo/test_update.py",
         (LOCAL, "        future: asyncio.Future[Sample] =",
          '        if request.seed % 8 == 0:\n            raise EngineError("lost")\n'
          "        future: asyncio.Future[Sample] =")),
@@ -165,6 +165,8 @@ def main(options: Options) -> None:
     clean = [ran(ROOT, work, f"clean {number}", flags) for number, flags in enumerate(CLEAN)]
     for number, (says, _) in enumerate(clean):
         print(f"clean {number}, {CLEAN[number]}: {says or 'nothing was noticed'}")
+        others = [stats for _, history in clean[:number] + clean[number + 1 :] for stats in history]
+        print(f"... its page, beside the other nine: {unusual(clean[number][1], others) or 'nothing unusual'}")
     usual = [stats for _, history in clean for stats in history]
     for tests in sorted({bug.tests for bug in (*BUGS, *KEPT) if not options.only or bug.name in options.only}):
         if failed := once(work / "found" / f"{tests.replace('/', '-')}.json", partial(first_failing, ROOT, tests)):
@@ -192,9 +194,9 @@ def look(bug: Bug, work: Path, usual: Sequence[StepStats]) -> Sequence[str]:
     """With what its run stops, what its page shows, and which test fails."""
 
     def found() -> Sequence[str]:
-        copy = broken(bug, work / "copy")
-        stops, history = ran(copy, work, bug.name, "--seed 0")
-        return stops, unusual(history, usual), first_failing(copy, bug.tests)
+        stops, history = ran(broken(bug, work / "copy"), work, bug.name, "--seed 0")
+        alone = broken(replace(bug, also=("", "", "")), work / "copy")
+        return stops, unusual(history, usual), first_failing(alone, bug.tests)
 
     return once(work / "found" / f"{bug.name}.json", found)
 

@@ -72,6 +72,11 @@ def prepare(
     `replaces_flat`: flat groups were replaced (`Plan.wanted`), so they are not compared: a length penalty, being all
     they differ in, would be scaled up to a full advantage.
     """
+    if lost := [episode for episode in episodes if episode.stop == "engine"]:
+        raise UserError(
+            f"the engine didn't finish {len(lost)} episodes, such as {lost[0].id} ({lost[0].cause}), which says "
+            "nothing about the policy; put the step's episodes aside, then re-run the same command"
+        )
     usable = [episode for episode in episodes if episode.stop != "agent"]
     if not usable:
         raise UserError("no episode of this step is usable; is the sampling server up, or --max-staleness too small?")

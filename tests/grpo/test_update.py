@@ -205,6 +205,8 @@ def test_all_segments_of_an_episode_are_learnt_from_with_its_advantage():
     rewarded = [replace(each, rewards={"r": r}) for each, r in ((better, 1.0), (worse, 0.0), (failed, 0.5))]
     batch = prepare(rewarded, UpdateOptions())
     assert (len(batch.episodes), batch.failed) == (2, 1)
+    with refused(r"the engine didn't finish 1 episodes, such as q/2 \(lost\)"):
+        prepare([*rewarded[:2], replace(failed, stop="engine", cause="lost")], UpdateOptions())
     taught = taught_episodes(batch, UpdateOptions().loss)
     assert [each.ids for each in taught.episodes] == [(5, 6, 7), (5, 8), (5, 9, 9, 9)]
     first, second, third = taught.advantages_N.tolist()
