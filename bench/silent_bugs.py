@@ -53,7 +53,7 @@ LOCAL, PACKING, ROLLOUT = "forage/engines/local.py", "forage/policy/packing.py",
 AGENT, REWARDS = "forage/agent/agent.py", "forage/agent/rewards.py"
 UPDATE, LOSSES = "forage/grpo/update.py", "forage/grpo/losses.py"
 ENGINE_TESTS, AGENT_TESTS = "tests/engines/test_local.py", "tests/agent"
-UPDATE_TESTS = "tests/grpo/test_losses.py tests/grpo/test_update.py"
+UPDATE_TESTS = "tests/grpo/test_losses.py tests/grpo/test_update.py tests/grpo/test_any_update.py"
 SCRIPT_TESTS = "tests/rollout/test_plans.py tests/policy/test_checkpoint.py tests/scripts/test_grpo_train.py"
 HEAD_TESTS = "tests/policy/test_head.py tests/policy/test_logprobs.py"
 
