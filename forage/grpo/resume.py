@@ -164,6 +164,11 @@ def open_run(options: TrainOptions, learner: Learner, manifest: RunManifest, que
     step, saved = resume_point(options, learner)
     history = read_stats(options.run_dir, before=step)
     held_out = list(questions["eval"])
+    if both := questions["train"].keys() & questions["eval"].keys():
+        raise UserError(
+            f"{options.rollout.data}: question {min(both)} is trained on and held out; take it out of train.jsonl or "
+            "eval.jsonl"
+        )
     count = min(options.eval_questions or len(held_out), len(held_out))
     chosen = random.Random(options.rollout.seed).sample(held_out, count)
     if options.eval_every and not chosen:

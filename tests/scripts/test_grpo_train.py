@@ -11,6 +11,7 @@ import pytest
 import forage.grpo.update
 import grpo_rollout
 from forage.agent.episode import Turn, read_episodes
+from forage.data import splits
 from forage.data.records import read_questions
 from forage.grpo import reporting
 from forage.grpo.options import GuardOptions, UpdateOptions
@@ -145,6 +146,14 @@ def test_a_run_learns_and_leaves_what_it_says(tiny, tmp_path, capsys):
         path = options.run_dir / "episodes" / f"{step:06d}" / "trainer.jsonl"
         digest = weights_digest(adapter_path(options.run_dir, step))
         assert {e.adapter for e in read_episodes(path)} == {served_name("run", step, digest)}
+
+
+def test_a_question_that_is_trained_on_is_not_held_out(tiny, tmp_path, monkeypatch):
+    """Even where whatever reads the questions mixes them up; files are compared when they are read."""
+    questions = splits.read_splits(tiny / "data")["train"]
+    monkeypatch.setattr(splits, "read_splits", lambda data: {"train": questions, "eval": questions})
+    with refused("question q0 is trained on and held out; take it out of train.jsonl or eval.jsonl"):
+        train(tiny_options(tiny, tmp_path / "run"))
 
 
 def test_a_finished_run_goes_on_when_steps_are_raised_and_ends_as_another_of_its_seed(tiny, tmp_path):
