@@ -35,7 +35,7 @@ BUDGETS = {
     "forage/sft": (4_518, 3),
     "forage/store": (12_185, 10),
     "bench": (25_648, 14),
-    "tests": (227_140, 50),
+    "tests": (227_141, 50),
 }
 ROAD = {"files": 61, "functions": 580, "lines": 5_250}  # a processor without bf16 units calls some others
 OPTIONS = {"grpo_train": 60}
