@@ -117,7 +117,7 @@ BUGS = (
         "np.roll([episode.question_id for episode in usable], 3)", UPDATE_TESTS),
     Bug("the loss leaves out the temperature", "huggingface/trl#3029", "forage/grpo/training.py",
         "UpdateContext(options.update, options.rollout.temperature, shared",
-        "UpdateContext(options.update, 1.0, shared", "tests/grpo"),
+        "UpdateContext(options.update, 1.0, shared", "tests/grpo tests/scripts/test_grpo_train.py"),
     Bug("the old policy is the new one", "PrimeIntellect-ai/verifiers#320", UPDATE,
         "    if old_BT is None:", "    if True:", UPDATE_TESTS),
     Bug("each micro-batch has a mean of its own", "modelscope/ms-swift#10117", LOSSES,

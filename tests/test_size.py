@@ -35,12 +35,12 @@ BUDGETS = {
     "forage/sft": (4_518, 3),
     "forage/store": (12_185, 10),
     "bench": (25_648, 14),
-    "tests": (227_141, 50),
+    "tests": (227_193, 50),
 }
 ROAD = {"files": 61, "functions": 580, "lines": 5_250}  # a processor without bf16 units calls some others
 OPTIONS = {"grpo_train": 60}
 OTHER_SCRIPTS_OPTIONS = 45
-PAGES = 3_057  # lines of README.md, RESULTS.md, CHANGELOG.md and docs/
+PAGES = 3_074  # lines of README.md, RESULTS.md, CHANGELOG.md and docs/
 WAY_OUT = "cut, or raise the budget in tests/test_size.py in the same commit and say why in its message"
 LAYOUT = {
     tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER,

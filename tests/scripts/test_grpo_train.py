@@ -156,6 +156,12 @@ def test_a_question_that_is_trained_on_is_not_held_out(tiny, tmp_path, monkeypat
         train(tiny_options(tiny, tmp_path / "run"))
 
 
+def test_the_loss_is_of_the_temperature_that_was_sampled_at(tiny, tmp_path):
+    train(tiny_options(tiny, tmp_path / "run", temperature=0.7, max_steps=1, eval_every=0))
+    [stats] = read_stats(tmp_path / "run")
+    assert 0 <= stats.training["mismatch_mean_abs"] < 1e-4
+
+
 def test_a_finished_run_goes_on_when_steps_are_raised_and_ends_as_another_of_its_seed(tiny, tmp_path):
     short = tiny_options(tiny, tmp_path / "short" / "run", eval_every=0)
     train(replace(short, max_steps=2))
