@@ -49,6 +49,7 @@ tiny = make_tiny(Path(sys.argv[1]))
 shape = {"max_turns": 3, "max_turn_tokens": 48, "batch_size": 6, "learning_rate": 0.02}
 sft_train.main(tiny_sft(tiny, tiny / "warm", max_steps=300, eval_every=100, **shape))
 """
+FOLDERS = ("bench", "forage", "requirements", "sample_data", "scripts", "tests")
 LOCAL, PACKING, ROLLOUT = "forage/engines/local.py", "forage/policy/packing.py", "forage/rollout/rollout.py"
 AGENT, REWARDS = "forage/agent/agent.py", "forage/agent/rewards.py"
 UPDATE, LOSSES = "forage/grpo/update.py", "forage/grpo/losses.py"
@@ -169,7 +170,9 @@ def main(options: Options) -> None:
         print(f"... its page, beside the other nine: {unusual(clean[number][1], others) or 'nothing unusual'}")
     usual = [stats for _, history in clean for stats in history]
     for tests in sorted({bug.tests for bug in (*BUGS, *KEPT) if not options.only or bug.name in options.only}):
-        if failed := once(work / "found" / f"{tests.replace('/', '-')}.json", partial(first_failing, ROOT, tests)):
+        if failed := once(
+            work / "found" / f"{tests.replace('/', '-')}.json", partial(first_failing, copied(work / "copy"), tests)
+        ):
             raise UserError(f"{failed} fails without a bug")
     print("\n| bug, and where one like it was reported | the run stops | its page shows | a test |\n|---|---|---|---|")
     for bug in (*BUGS, *KEPT):
@@ -211,16 +214,23 @@ def once(file: Path, find: Callable[[], T]) -> T:
 
 
 def broken(bug: Bug, copy: Path) -> Path:
-    """A copy of the checkout, as it stands, with the bug."""
-    shutil.rmtree(copy, ignore_errors=True)
-    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True)
-    for name in listed.stdout.splitlines():
-        if (ROOT / name).is_file():
-            (copy / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(ROOT / name, copy / name)
+    """A copy of the code with the bug."""
+    copied(copy)
     for file, old, new in ((bug.file, bug.old, bug.new), bug.also):
         if file:
             (copy / file).write_text(edited((copy / file).read_text(), old, new))
+    return copy
+
+
+def copied(copy: Path) -> Path:
+    """What runs and tests need of this checkout, as it stands."""
+    shutil.rmtree(copy, ignore_errors=True)
+    copy.mkdir(parents=True)
+    for path in ROOT.iterdir():
+        if path.name in FOLDERS:
+            shutil.copytree(path, copy / path.name, ignore=shutil.ignore_patterns("__pycache__"))
+        elif path.suffix in (".py", ".toml"):
+            shutil.copy2(path, copy)
     return copy
 
 

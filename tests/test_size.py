@@ -34,7 +34,7 @@ BUDGETS = {
     "forage/runs": (9_563, 5),
     "forage/sft": (4_518, 3),
     "forage/store": (12_185, 10),
-    "bench": (25_648, 14),
+    "bench": (25_668, 14),
     "tests": (227_193, 50),
 }
 ROAD = {"files": 61, "functions": 580, "lines": 5_250}  # a processor without bf16 units calls some others
