@@ -42,7 +42,7 @@ def test_log_probabilities_are_the_trainers_before_and_after_a_swap(start_server
     write_policy_manifest(manifest := replace(read_policy_manifest(made), dtype=dtype), made)
     link = tmp_path / "served"
     serve_base(Options(made, link, serve))
-    requests = requests_of(protocol, count=4, tokens=12, sampling=Sampling())
+    requests = requests_of(protocol, count=8, tokens=24, sampling=Sampling())
 
     async def play():
         wanted, samples = Wanted(manifest, 49152, 2048), {}
@@ -66,4 +66,4 @@ def test_log_probabilities_are_the_trainers_before_and_after_a_swap(start_server
         own = f"mean {means[version]:.2e}, most {apart[version].max():.2e}"
         print(f"{way}, adapter v{version}: {len(apart[version])} tokens, {own}; tokens of {others}")
         assert means[version] < bound
-        assert all(mean > 2 * means[version] for of, mean in means.items() if of != version)
+        assert all(mean > 1.4 * means[version] for of, mean in means.items() if of != version)
