@@ -1,12 +1,13 @@
 """Bugs that raise no error, put into a copy of this checkout one at a time: does a run stop, or a test fail?
 
     python -m bench.silent_bugs --work runs/silent_bugs              a row for each, those of KEPT last
-    python -m bench.silent_bugs --work runs/silent_bugs --only "the base samples" "clean 3"
+    python -m bench.silent_bugs --work runs/silent_bugs --only "the base samples"
 
 Each is an edit like a bug that another project had. A model of 512 tokens is shown the protocol until it searches and
-answers; then a broken copy trains it for four steps, resumes, and trains it for two more. `stops` is what a run ends
-with, `shows` a figure of its page that was never half as far out in ten clean runs of other seeds and settings, `test`
-the first test to fail of those that lie nearest. A guard may be tuned on BUGS; KEPT are to be looked at last.
+answers; then a broken copy trains it for four steps, resumes, and trains it for two more. A run stops with an error.
+What its page shows is a note, or a figure that lies as far outside ten clean runs, of other seeds and settings, as
+these lie apart. The test is the first to fail of those that lie nearest. A guard may be tuned on BUGS; KEPT are looked
+at last.
 """
 
 from __future__ import annotations
@@ -18,17 +19,16 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any
 
 from forage.arguments import run_script
 from forage.errors import UserError
 from forage.files import write_jsonl
 from forage.runs.stats import StepStats, lessons, read_stats
 
-T = TypeVar("T")
 ROOT = Path(__file__).resolve().parents[1]
 TRAIN = (
     "--engine local --mode sparse --max-turns 3 --max-turn-tokens 48 --batch-size 4 --num-rollouts 8 --temperature 0.8 "
@@ -70,8 +70,12 @@ class Bug:
     new: str
     tests: str
     """Those that lie nearest."""
-    also: tuple[str, str, str] = ("", "", "")
-    """What makes it matter: an edit of another file."""
+    also: tuple[tuple[str, str, str], ...] = ()
+    """What makes it matter: edits of other files."""
+
+    @property
+    def edits(self) -> tuple[tuple[str, str, str], ...]:
+        return (self.file, self.old, self.new), *self.also
 
 
 BUGS = (
@@ -105,9 +109,9 @@ BUGS = (
     Bug("a failed rollout earns 0", "rllm-org/rllm#710", ROLLOUT,
         'if causes := [episode.cause for episode in episodes if episode.stop == "engine"]:',
         'if causes := list[str]():', "tests/rollout tests/grpo/test_players.py tests/grpo/test_update.py",
-        (LOCAL, "        future: asyncio.Future[Sample] =",
-         '        if request.seed % 8 == 0:\n            raise EngineError("lost")\n'
-         "        future: asyncio.Future[Sample] =")),
+        ((LOCAL, "        future: asyncio.Future[Sample] =",
+          '        if request.seed % 8 == 0:\n            raise EngineError("lost")\n'
+          "        future: asyncio.Future[Sample] ="),)),
     Bug("rewards in another order", "verl-project/verl#2185", REWARDS,
         "for row in rewards_NR.tolist()", "for row in rewards_NR[::-1].tolist()", AGENT_TESTS),
     Bug("a missing reward is 0", "huggingface/trl#5902", REWARDS,
@@ -169,15 +173,13 @@ def main(options: Options) -> None:
         others = [stats for _, history in clean[:number] + clean[number + 1 :] for stats in history]
         print(f"... its page, beside the other nine: {unusual(clean[number][1], others) or 'nothing unusual'}")
     usual = [stats for _, history in clean for stats in history]
-    for tests in sorted({bug.tests for bug in (*BUGS, *KEPT) if not options.only or bug.name in options.only}):
-        if failed := once(
-            work / "found" / f"{tests.replace('/', '-')}.json", partial(first_failing, copied(work / "copy"), tests)
-        ):
+    chosen = [bug for bug in (*BUGS, *KEPT) if not options.only or bug.name in options.only]
+    for tests in sorted({bug.tests for bug in chosen}):
+        if failed := once(work / "found" / f"{tests.replace('/', '-')}.json", partial(without_bug, work, tests)):
             raise UserError(f"{failed} fails without a bug")
     print("\n| bug, and where one like it was reported | the run stops | its page shows | a test |\n|---|---|---|---|")
-    for bug in (*BUGS, *KEPT):
-        if not options.only or bug.name in options.only:
-            print(f"| {bug.name} ({bug.issue}) | {' | '.join(look(bug, work, usual))} |", flush=True)
+    for bug in chosen:
+        print(f"| {bug.name} ({bug.issue}) | {' | '.join(look(bug, work, usual))} |", flush=True)
 
 
 def prepare(work: Path) -> None:
@@ -193,37 +195,26 @@ def prepare(work: Path) -> None:
     write_jsonl(train, [rows[0] | {"answer": ""}, *rows[1:]])
 
 
-def look(bug: Bug, work: Path, usual: Sequence[StepStats]) -> Sequence[str]:
+def look(bug: Bug, work: Path, usual: Sequence[StepStats]) -> Any:
     """With what its run stops, what its page shows, and which test fails."""
 
     def found() -> Sequence[str]:
-        stops, history = ran(broken(bug, work / "copy"), work, bug.name, "--seed 0")
-        alone = broken(replace(bug, also=("", "", "")), work / "copy")
-        return stops, unusual(history, usual), first_failing(alone, bug.tests)
+        stops, history = ran(copied(work / "copy", *bug.edits), work, bug.name, "--seed 0")
+        return stops, unusual(history, usual), first_failing(copied(work / "copy", bug.edits[0]), bug.tests)
 
     return once(work / "found" / f"{bug.name}.json", found)
 
 
-def once(file: Path, find: Callable[[], T]) -> T:
+def once(file: Path, find: Callable[[], Any]) -> Any:
     """What was found before, or is now."""
     if not file.exists():
         file.parent.mkdir(exist_ok=True)
         file.write_text(json.dumps(find()))
-    kept: T = json.loads(file.read_text())
-    return kept
+    return json.loads(file.read_text())
 
 
-def broken(bug: Bug, copy: Path) -> Path:
-    """A copy of the code with the bug."""
-    copied(copy)
-    for file, old, new in ((bug.file, bug.old, bug.new), bug.also):
-        if file:
-            (copy / file).write_text(edited((copy / file).read_text(), old, new))
-    return copy
-
-
-def copied(copy: Path) -> Path:
-    """What runs and tests need of this checkout, as it stands."""
+def copied(copy: Path, *edits: tuple[str, str, str]) -> Path:
+    """What runs and tests need of this checkout, as it stands but for these edits."""
     shutil.rmtree(copy, ignore_errors=True)
     copy.mkdir(parents=True)
     for path in ROOT.iterdir():
@@ -231,6 +222,8 @@ def copied(copy: Path) -> Path:
             shutil.copytree(path, copy / path.name, ignore=shutil.ignore_patterns("__pycache__"))
         elif path.suffix in (".py", ".toml"):
             shutil.copy2(path, copy)
+    for file, old, new in edits:
+        (copy / file).write_text(edited((copy / file).read_text(), old, new))
     return copy
 
 
@@ -275,8 +268,12 @@ def unusual(history: Sequence[StepStats], usual: Sequence[StepStats]) -> str:
     return ""
 
 
+def without_bug(work: Path, tests: str) -> str:
+    return first_failing(copied(work / "copy"), tests)
+
+
 def first_failing(code: Path, tests: str) -> str:
-    done = python(code, "-m", "pytest", "-n0", "-x", "-q", "-m", "not slow and not vllm", *tests.split())
+    done = python(code, "-m", "pytest", "-n0", "-x", "-m", "not slow and not vllm", *tests.split())
     failed = re.search(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.MULTILINE)
     return failed[1] if failed else ""
 

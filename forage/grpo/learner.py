@@ -53,17 +53,13 @@ class Learner:
         return self.scorer(batch.to(self.device), temperature, *teacher)
 
     def kept(self, name: str, batch: TokenBatch, temperature: float) -> Tensor:
-        """Log-probabilities by an adapter that is kept, without dropout."""
-        with self.adapter(name):
+        """Log-probabilities by an adapter that is kept, or by the base alone, without dropout."""
+        with self.policy.disable_adapter() if name == BASE else self.adapter(name):
             return self.score_frozen(batch, temperature)
 
     @contextmanager
     def adapter(self, name: str) -> Iterator[None]:
         """Another adapter in the place of the one in training."""
-        if name == BASE:
-            with self.policy.disable_adapter():
-                yield
-            return
         self.policy.set_adapter(name, inference_mode=True)
         try:
             yield

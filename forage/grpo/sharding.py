@@ -52,7 +52,7 @@ from torch.utils.checkpoint import checkpoint
 
 from forage.errors import UserError
 from forage.files import replacing
-from forage.grpo.learner import BASE, Learner, Scorer
+from forage.grpo.learner import Learner, Scorer
 from forage.optimizer import MAX_NORM, update_weights
 from forage.policy.adapters import adapter_path, publish_adapter
 from forage.policy.checkpoint import load_checkpoint, save_checkpoint
@@ -529,10 +529,6 @@ class ShardedLearner(Learner):
     @contextmanager
     def adapter(self, name: str) -> Iterator[None]:
         """As in Learner. Not between a score and its backward pass, while the weights are in use."""
-        if name == BASE:
-            with super().adapter(name):
-                yield
-            return
         self._swap(name)
         try:
             yield

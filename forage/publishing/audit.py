@@ -12,7 +12,6 @@ a seed gives an episode's tokens (forage/extras/gateway/replay.py samples one ag
 from __future__ import annotations
 
 import importlib
-import json
 import shutil
 import tempfile
 from collections.abc import Sequence
@@ -33,6 +32,7 @@ from forage.engines.base import Engine, EngineOptions
 from forage.errors import UserError
 from forage.grpo.options import TrainOptions
 from forage.grpo.players import Play
+from forage.manifest import read_manifest
 from forage.policy.adapters import adapter_path, sampled_by, served_name, weights_digest
 from forage.rollout.agreement import RUN_FILE, read_run
 from forage.rollout.plans import Plan, Played
@@ -73,7 +73,7 @@ def main(options: Options) -> None:
         again.mkdir()
         for name in (RUN_FILE, AGENT_FILE):
             shutil.copy(run_dir / name, again)
-        audit = Audit(run_dir, again, steps, alone=given.sharding == "none")
+        audit = Audit(run_dir, again, steps, one_process=given.sharding == "none")
         rewards = importlib.import_module(SCRIPT).get_reward_functions
         importlib.import_module("grpo_train").main(alone(given, again, until), rewards, partial(Stored, audit))
         audit.check(until)
@@ -93,24 +93,23 @@ def alone(given: TrainOptions, run_dir: Path, until: int) -> TrainOptions:
 class Audit:
     """Compares a run with what is made of it again, step by step."""
 
-    def __init__(self, run_dir: Path, again: Path, steps: Sequence[StepStats], *, alone: bool) -> None:
+    def __init__(self, run_dir: Path, again: Path, steps: Sequence[StepStats], *, one_process: bool) -> None:
         self.run_dir, self.again, self.steps = run_dir, again, steps
-        self.same = alone and json.loads((run_dir / "environment.json").read_text()) == environment()
+        self.same = one_process and read_manifest(run_dir / "environment.json", "put it back") == environment()
         """Whether everything must be equal to the last bit."""
 
     def check(self, version: int) -> None:
         """Refuse an adapter, or statistics of the step that it comes from, other than the run's."""
         there, made = (adapter_path(folder, version) for folder in (self.run_dir, self.again))
         if there.exists() and weights_digest(there) != weights_digest(made):
-            before = adapter_path(self.again, version - 1)
-            share = distance(there, made) / distance(made, before) if version else np.inf
+            changed = distance(made, adapter_path(self.again, version - 1)) if version else 0.0
+            share = distance(there, made) / changed if changed else np.inf
             if self.same or share > BESIDE:
                 raise UserError(
                     f"{there} is not what the steps before come to: it is {share:.0%} of the last one's change away"
                 )
         if version:
-            [made_again] = [each for each in read_stats(self.again) if each.step == version - 1]
-            ours, theirs = (reproducible(each) for each in (made_again, self.steps[version - 1]))
+            ours, theirs = (reproducible(each[version - 1]) for each in (read_stats(self.again), self.steps))
             differing = [name for name in ours if ours[name] != theirs[name]]
             if differing and (self.same or differing != ["training"]):
                 raise UserError(f"step {version - 1}: the run's statistics have another {', '.join(differing)}")
@@ -132,9 +131,8 @@ class Stored(Play):
 
     def __init__(self, audit: Audit, options: TrainOptions, *rest: Any) -> None:
         super().__init__(options.run_dir)
-        settings, make_rewards, questions, embedder = rest
-        self.audit, searched = audit, open_search(options.rollout, settings)
-        self.rollout = rollout_with(Engine(), *searched, options.rollout, settings, make_rewards, questions, embedder)
+        searched = open_search(options.rollout, rest[0])  # the settings
+        self.audit, self.rollout = audit, rollout_with(Engine(), *searched, options.rollout, *rest)
 
     def played(self, plan: Plan, phases: Phases) -> list[Episode]:
         self.audit.check(plan.version)
@@ -144,14 +142,14 @@ class Stored(Play):
         self.audit.check_rewards(self.rollout, plan, episodes)
         if self.audit.same:
             return episodes
-        return [replace(each, adapter=self.named_here(each)) for each in episodes]
+        here = {name: self.named_here(name) for name in {each.adapter for each in episodes}}
+        return [replace(each, adapter=here[each.adapter]) for each in episodes]
 
-    def named_here(self, episode: Episode) -> str:
-        """The adapter's name with the digest that it has here, if it was the run's."""
-        version, digest = sampled_by(episode.adapter)
+    def named_here(self, name: str) -> str:
+        """An adapter's name with the digest that it has here, if it was the run's."""
+        version, digest = sampled_by(name)
         theirs, ours = (weights_digest(adapter_path(run, version)) for run in (self.audit.run_dir, self.run_dir))
-        known = theirs and not theirs.startswith(digest)
-        return episode.adapter if known else served_name(self.run_dir.name, version, ours)
+        return served_name(self.run_dir.name, version, ours) if not theirs or theirs.startswith(digest) else name
 
 
 def distance(one: Path, other: Path) -> float:

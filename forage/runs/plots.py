@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from forage.files import replacing
 from forage.metrics import Interval
-from forage.runs.stats import AS_TRAINED, NO_PHASES, StepStats, by_plain_rag
+from forage.runs.stats import AS_TRAINED, StepStats, by_plain_rag, phases_of
 
 Evaluations = Mapping[int, Mapping[str, Interval]]
 
@@ -194,7 +194,7 @@ def draw_panel(axes: Axes, figures: Mapping[int, Mapping[str, Any]], lines: Mapp
 
 def phase_seconds(stats: Sequence[StepStats]) -> dict[str, list[float]]:
     """Seconds of each step by phase, none twice. Example: {"rollout": 20, "generate": 15} gives rollout 20."""
-    names = dict.fromkeys(name for step in stats for name in step.seconds if name not in NO_PHASES)
+    names = dict.fromkeys(name for step in stats for name in phases_of(step))
     return {name: [step.seconds.get(name, 0.0) for step in stats] for name in names}
 
 

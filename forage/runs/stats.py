@@ -198,7 +198,12 @@ def summarised(values: Sequence[float]) -> Summary:
 
 def step_seconds(stats: StepStats) -> float:
     """Seconds the step took; where that figure is missing, the sum of its phases."""
-    return stats.seconds.get("step", sum(s for name, s in stats.seconds.items() if name not in NO_PHASES))
+    return stats.seconds.get("step", sum(phases_of(stats).values()))
+
+
+def phases_of(stats: StepStats) -> dict[str, float]:
+    """Seconds of the phases alone, no part of which counts twice."""
+    return {name: seconds for name, seconds in stats.seconds.items() if name not in NO_PHASES}
 
 
 def to_row(stats: StepStats) -> dict[str, Any]:
@@ -405,8 +410,7 @@ def parts_of_line(history: Sequence[StepStats], last: int, sampled: str) -> Iter
     rewards = ", ".join(f"{name} {summary['mean']:.3f}" for name, summary in stats.summary.items())
     yield f"step {stats.step} ({stats.step + 1} of {last}){sampled}: {rewards}"
     if stats.seconds:
-        phases_s = {name: seconds for name, seconds in stats.seconds.items() if name not in NO_PHASES}
-        longest = sorted(phases_s.items(), key=lambda item: -item[1])[:3]
+        longest = sorted(phases_of(stats).items(), key=lambda item: -item[1])[:3]
         yield f"{step_seconds(stats):.0f} s ({', '.join(f'{name} {seconds:.0f}' for name, seconds in longest)})"
     if left := seconds_left(history, last):
         yield f"{duration(left)} left"
@@ -423,7 +427,7 @@ def cost(history: Sequence[StepStats]) -> str:
     learnt, took = sum(stats.training.get("tokens", 0.0) for stats in history), sum(map(step_seconds, history))
     phases = Counter[str]()
     for stats in history:
-        phases.update({name: seconds for name, seconds in stats.seconds.items() if name not in NO_PHASES})
+        phases.update(phases_of(stats))
     longest = ", ".join(f"{name} {seconds / max(took, 1e-9):.0%}" for name, seconds in phases.most_common(3))
     most = max(stats.memory_gib for stats in history)
     tokens = f"{sampled:,.0f} tokens sampled, {learnt:,.0f} learnt from"

@@ -91,10 +91,8 @@ def test_in_bf16_sampler_and_trainer_differ_by_rounding_only(start_server, base,
     assert apart.mean() < rounded.mean()
     # The tokens are of version 1. A trainer of version 1 hears that, one of version 2 that it was given the one before.
     second = policy_of(base, adapters, 2, dtype=torch.bfloat16)
-    given, alone = (
-        torch.tensor([x for sample in samples for x in sample.logprobs]),
-        policy_of(base, dtype=torch.bfloat16),
-    )
+    given = torch.tensor([logprob for sample in samples for logprob in sample.logprobs])
+    alone = policy_of(base, dtype=torch.bfloat16)
     by_first, by_second, by_base = (scored(each, requests, samples) for each in (first, second, alone))
     assert (by_second - given).abs().mean() > 2 * mismatch_bound("bfloat16")  # .15 where it was measured
     for tokens in (TOKENS, len(given)):
