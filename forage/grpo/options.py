@@ -181,6 +181,8 @@ class TrainOptions:
     need are always kept."""
     report_to: Choice = "auto"
     """Tracker to log to, besides the run folder. auto: trackio if it is installed."""
+    price_per_hour: float = 0.0
+    """What an hour of the machines costs; the run then says what it cost."""
 
     def check(self) -> None:
         """Fail before anything is loaded."""
@@ -215,7 +217,7 @@ class TrainOptions:
 
 # Options that may change when a run is resumed; with any other change it would be another run.
 FREE = (
-    "run_dir", "max_steps", "report_to", "max_staleness", "vllm_sleep", "sharding", "offload",
+    "run_dir", "max_steps", "report_to", "price_per_hour", "max_staleness", "vllm_sleep", "sharding", "offload",
     "sequence_parallel", "keep_adapters", "update.memory.token_budget", "update.memory.gradient_checkpointing",
     "update.learning_rate",
     # Compared by content, in the run's manifest.

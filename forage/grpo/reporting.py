@@ -75,6 +75,7 @@ def collect(run: Run, plan: Plan, batch: TrainingBatch, training: Mapping[str, f
         else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,
         workers={} if run.options.rollouts == "own" else counted(episode.worker for episode in episodes),
         servers=counted(episode.server for episode in episodes),
+        price_per_hour=run.options.price_per_hour,
     )
 
 

@@ -1,9 +1,9 @@
 """Served: whether a step's episodes were sampled by the adapter that they name.
 
 A sampler may use the version before, the base, or a part of an adapter, and its answers look as always. So the trainer
-scores a few of each sampler's tokens itself. Where the sampler's log-probabilities are others, by more than rounding,
-the trainer scores them by the version before and by the base too: a sampler that lies on the way to one of these
-serves that one, or something in between.
+scores a few of each sampler's tokens itself. Where the sampler's log-probabilities are others, as they are in bf16, the
+trainer scores them by the version before too, and by the base if the sampler is further off than when it last did: a
+sampler that lies on the way to one of these serves that one, or something in between.
 """
 
 from __future__ import annotations
@@ -31,6 +31,8 @@ EQUAL = 1e-3  # nats a token: nothing that differs from the adapter by less is w
 SURE = 4  # standard errors
 STALE = 0.6  # of the way to the version before; rounding in both may come out at a half
 PART = 0.15  # of the way to the base: a weaker adapter, or one that was loaded by half
+FURTHER = 1.25  # times as far as a sampler was when it was last held against the base
+FOREIGN = 0.5  # nats a token, root mean square: no rounding, but another base or another run's adapter
 
 
 def check_served(run: Run, learner: Learner, episodes: Sequence[Episode], context: UpdateContext, step: str) -> None:
@@ -38,7 +40,7 @@ def check_served(run: Run, learner: Learner, episodes: Sequence[Episode], contex
     run_dir, version = run.options.run_dir, version_name(run.step)
     for sampler, some in of_each_sampler(episodes, run.step).items():
         with context.phases("served"):
-            wrong = served_instead(run, learner, some, context)
+            wrong = served_instead(run, learner, sampler, some, context)
         if wrong:
             served = f"{sampler} served {wrong} as {version}"
             first_alone(set_aside, run_dir, [run_dir / "episodes" / step], served)
@@ -97,7 +99,9 @@ def on_the_way(own_T: Tensor, other_T: Tensor, given_T: Tensor) -> Way:
     return Way(float(share), float(share - SURE * error), float(rest), float((length / len(way_T)).sqrt()))
 
 
-def served_instead(run: Run, learner: Learner, episodes: Sequence[Episode], context: UpdateContext) -> str:
+def served_instead(
+    run: Run, learner: Learner, sampler: str, episodes: Sequence[Episode], context: UpdateContext
+) -> str:
     """What sampled them instead, in words; empty if it was the adapter in training, as far as these tokens tell."""
     rows = [segment for episode in episodes for segment in episode.segments]
     rows_T, places_T = torch.tensor([[n, t] for n, row in enumerate(rows) for t, bit in enumerate(row.mask) if bit]).T
@@ -112,13 +116,20 @@ def served_instead(run: Run, learner: Learner, episodes: Sequence[Episode], cont
     own_T = scores()
     if (given_T - own_T).abs().mean() < EQUAL:
         return ""
-    base = on_the_way(own_T, scores(BASE), given_T)
+    off, way = float((given_T - own_T).square().mean().sqrt()), Way(0.0, 0.0, 0.0, 0.0)
     before = adapter_path(run.options.run_dir, run.step - 1)
     if first_alone(before.exists):
         learner.keep(PREVIOUS, before)
         way = on_the_way(own_T, scores(PREVIOUS), given_T)
-        if way.surely > STALE and way.share < 2 - STALE and way.rest <= base.rest:
-            return before.name
+    stale = way.surely > STALE and way.share < 2 - STALE
+    if not stale and off < FURTHER * run.rounding.get(sampler, 0.0):
+        return ""
+    base = on_the_way(own_T, scores(BASE), given_T)
+    if stale and way.rest <= base.rest:
+        return before.name
     if base.surely > PART and base.rest < base.size / 2:  # else rounding is all there is
         return "the base" if base.share > 1 - PART else f"an adapter of {1 - base.share:.0%} of its effect"
+    if off > max(FOREIGN, base.size / 2):
+        return "another model"
+    run.rounding[sampler] = off
     return ""

@@ -219,7 +219,8 @@ def guard(run: Run, learner: Learner, stats: StepStats) -> StepStats:
             first_alone(Drawing(run_dir).finish)  # so that the plots show what led up to it
         raise UserError(
             f"stopped at step {run.step}: {wrong}. The last adapter is {adapter_path(run_dir, run.step)}; "
-            "lower --learning-rate, or continue with --on-collapse rollback or warn"
+            "put right what samples, if that is named; else lower --learning-rate, or continue with --on-collapse "
+            "rollback or warn"
         )
     if options.on_collapse == "rollback":
         first = max(run.guarded_from, run.step - options.rollback_steps)  # never behind an earlier rollback

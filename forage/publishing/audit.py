@@ -5,7 +5,8 @@
 
 Rewards are computed again, and each update is made again from the first adapter on, without sampling: a step must come
 to the statistics and the adapter that the run has. Where processor and packages are those of the run, and one process
-trained, they must be equal; else an adapter may be off by a twentieth of what the step changed. Not looked at: whether
+trained, they must be equal; else an adapter may be off by a twentieth of what its step changed, and the most is said.
+A policy of --dtype auto is audited where auto means what it did. Not looked at: whether
 a seed gives an episode's tokens (forage/extras/gateway/replay.py samples one again), and credit by words.
 """
 
@@ -15,6 +16,7 @@ import importlib
 import shutil
 import tempfile
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -34,6 +36,7 @@ from forage.grpo.options import TrainOptions
 from forage.grpo.players import Play
 from forage.manifest import read_manifest
 from forage.policy.adapters import adapter_path, sampled_by, served_name, weights_digest
+from forage.policy.manifest import read_policy_manifest
 from forage.rollout.agreement import RUN_FILE, read_run
 from forage.rollout.plans import Plan, Played
 from forage.rollout.rollout import Rollout, open_search, rollout_with
@@ -68,42 +71,57 @@ def main(options: Options) -> None:
         raise UserError(f"{run_dir} lacks statistics of some of its first {until} steps")
     moved = [f"--{name}={path}" for name in ("policy", "data") if (path := getattr(options, name))]
     given = resumed(TrainOptions, ["--run-dir", str(run_dir), *moved], lambda each: each.run_dir / RUN_FILE)
+    theirs, here = read_manifest(run_dir / "environment.json", "put it back"), environment()
+    if read_policy_manifest(given.rollout.policy).dtype == "auto" and theirs.get("auto", here["auto"]) != here["auto"]:
+        raise UserError(f"{run_dir} was trained in {theirs['auto']}, and this machine computes in {here['auto']}")
     with tempfile.TemporaryDirectory() as scratch:
         again = Path(scratch) / run_dir.name
         again.mkdir()
         for name in (RUN_FILE, AGENT_FILE):
             shutil.copy(run_dir / name, again)
-        audit = Audit(run_dir, again, steps, one_process=given.sharding == "none")
+        audit = Audit(run_dir, again, steps, same=given.sharding == "none" and theirs == here)
         rewards = importlib.import_module(SCRIPT).get_reward_functions
-        importlib.import_module("grpo_train").main(alone(given, again, until), rewards, partial(Stored, audit))
+        with suppress(Enough):
+            importlib.import_module("grpo_train").main(alone(given, again), rewards, partial(Stored, audit, until))
         audit.check(until)
-    print(f"audited: {until} of {len(steps)} steps {'are equal' if audit.same else 'differ by rounding at most'}")
+    rounding = f"come out again up to rounding, {audit.furthest:.2g} of a step's change at most"
+    print(f"audited: {until} of {len(steps)} steps {'are equal' if audit.same else rounding}")
 
 
-def alone(given: TrainOptions, run_dir: Path, until: int) -> TrainOptions:
+def alone(given: TrainOptions, run_dir: Path) -> TrainOptions:
     """The run's options for one process that samples nothing, kept where they make a difference."""
     rollout = replace(given.rollout, engine=EngineOptions(engine="local"))
     guard = replace(given.guard, on_collapse="rollback" if given.guard.on_collapse == "rollback" else "warn")
     return replace(
-        given, rollout=rollout, guard=guard, run_dir=run_dir, max_steps=until, keep_adapters=0, report_to="none",
-        sharding="none", sequence_parallel=1, offload="none", vllm_sleep=False,
+        given, rollout=rollout, guard=guard, run_dir=run_dir, keep_adapters=0, report_to="none", sharding="none",
+        sequence_parallel=1, offload="none", vllm_sleep=False,
     )  # fmt: skip
+
+
+class Enough(Exception):
+    """All that was asked for has come out again."""
 
 
 class Audit:
     """Compares a run with what is made of it again, step by step."""
 
-    def __init__(self, run_dir: Path, again: Path, steps: Sequence[StepStats], *, one_process: bool) -> None:
+    def __init__(self, run_dir: Path, again: Path, steps: Sequence[StepStats], *, same: bool) -> None:
         self.run_dir, self.again, self.steps = run_dir, again, steps
-        self.same = one_process and read_manifest(run_dir / "environment.json", "put it back") == environment()
+        self.same = same
         """Whether everything must be equal to the last bit."""
+        self.furthest = 0.0
+        """Share of a step's change by which an adapter was off."""
+        self.checked = -1
 
     def check(self, version: int) -> None:
         """Refuse an adapter, or statistics of the step that it comes from, other than the run's."""
+        if version == self.checked:
+            return
         there, made = (adapter_path(folder, version) for folder in (self.run_dir, self.again))
         if there.exists() and weights_digest(there) != weights_digest(made):
             changed = distance(made, adapter_path(self.again, version - 1)) if version else 0.0
             share = distance(there, made) / changed if changed else np.inf
+            self.furthest = max(self.furthest, share)
             if self.same or share > BESIDE:
                 raise UserError(
                     f"{there} is not what the steps before come to: it is {share:.0%} of the last one's change away"
@@ -114,6 +132,7 @@ class Audit:
             if differing and (self.same or differing != ["training"]):
                 raise UserError(f"step {version - 1}: the run's statistics have another {', '.join(differing)}")
             print(f"audit: step {version - 1} comes out again")
+        self.checked = version
 
     def check_rewards(self, rollout: Rollout, plan: Plan, episodes: Sequence[Episode]) -> None:
         """Refuse an episode whose rewards are not what the functions give it."""
@@ -129,12 +148,14 @@ class Audit:
 class Stored(Play):
     """A finished run's episodes in the place of new ones."""
 
-    def __init__(self, audit: Audit, options: TrainOptions, *rest: Any) -> None:
+    def __init__(self, audit: Audit, until: int, options: TrainOptions, *rest: Any) -> None:
         super().__init__(options.run_dir)
         searched = open_search(options.rollout, rest[0])  # the settings
-        self.audit, self.rollout = audit, rollout_with(Engine(), *searched, options.rollout, *rest)
+        self.audit, self.until, self.rollout = audit, until, rollout_with(Engine(), *searched, options.rollout, *rest)
 
     def played(self, plan: Plan, phases: Phases) -> list[Episode]:
+        if plan.split == "train" and plan.version == self.until:
+            raise Enough
         self.audit.check(plan.version)
         episodes = Played(self.audit.run_dir, plan).gathered()
         if episodes is None:

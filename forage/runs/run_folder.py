@@ -13,7 +13,7 @@ from typing import Any
 
 from forage.errors import UserError
 from forage.files import clear_half_written, clear_superseded, locked, make_folder, replacing
-from forage.machine import processor
+from forage.machine import compute_dtype, processor
 from forage.manifest import agree, plain, read_manifest, write_manifest
 from forage.text import say
 
@@ -95,7 +95,10 @@ def environment() -> dict[str, str]:
 
     cpu = re.search(r"model name\s*: (.+)", processor())
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else ""
-    machine = {"python": platform.python_version(), "processor": cpu[1] if cpu else platform.machine(), "gpu": gpu}
+    machine = {
+        "python": platform.python_version(), "processor": cpu[1] if cpu else platform.machine(), "gpu": gpu,
+        "instructions": torch.backends.cpu.get_cpu_capability(), "auto": str(compute_dtype()).removeprefix("torch."),
+    }  # fmt: skip
     return machine | {each.name: each.version for each in distributions()}
 
 

@@ -79,8 +79,8 @@ class Phases:
 # Statistics
 
 SCHEMA = 1
-MEASURED = ("seconds", "memory_gib", "workers", "servers")
-OPTIONAL = ("workers", "servers")  # not in the file where nobody plays beside the trainer
+MEASURED = ("seconds", "memory_gib", "workers", "servers", "price_per_hour")
+OPTIONAL: Mapping[str, Any] = {"workers": {}, "servers": {}, "price_per_hour": 0.0}  # not in the file where they are so
 WAIT = "rollout_wait"
 # A reward beside "overall", which is the weighted mean in every run, and in evaluations too: the scales of std, pca and
 # l2 are others, and change from step to step.
@@ -173,6 +173,8 @@ class StepStats:
     """By worker: how many of the episodes it played."""
     servers: Mapping[str, int] = field(default_factory=dict)
     """By address of the server: how many of the episodes it sampled."""
+    price_per_hour: float = 0.0
+    """What --price-per-hour said."""
     schema: int = SCHEMA
     """Version of this format."""
 
@@ -256,7 +258,7 @@ def _read(path: Path, step: int) -> StepStats:
         row = json.loads(path.read_bytes(), parse_constant=_refuse)
         if row["step"] != step:
             raise ValueError(f"it says step {row['step']}")
-        row |= {name: {} for name in OPTIONAL} | row["measured"]
+        row |= {**OPTIONAL, **row["measured"]}
         return typed(StepStats, {item.name: row[item.name] for item in fields(StepStats)})
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(
@@ -420,7 +422,7 @@ def cost(history: Sequence[StepStats]) -> str:
     """What all steps took together.
 
     Example: 512 episodes: 6,401 tokens sampled, 5,900 learnt from; 4 min 20 s (rollout 48%, backward 22%, logprobs
-    19%), at most 2.1 GiB.
+    19%), at most 2.1 GiB, 0.18 at the prices given.
     """
     count = sum(stats.episodes["count"] for stats in history)
     sampled = sum(stats.episodes["count"] * stats.episodes["sampled_tokens"] for stats in history)
@@ -431,7 +433,9 @@ def cost(history: Sequence[StepStats]) -> str:
     longest = ", ".join(f"{name} {seconds / max(took, 1e-9):.0%}" for name, seconds in phases.most_common(3))
     most = max(stats.memory_gib for stats in history)
     tokens = f"{sampled:,.0f} tokens sampled, {learnt:,.0f} learnt from"
-    return f"{count:,.0f} episodes: {tokens}; {duration(took)} ({longest}), at most {most:.1f} GiB"
+    paid = sum(step_seconds(stats) * stats.price_per_hour for stats in history) / 3600
+    money = f", {paid:.2f} at the prices given" if paid else ""
+    return f"{count:,.0f} episodes: {tokens}; {duration(took)} ({longest}), at most {most:.1f} GiB{money}"
 
 
 def lessons(stats: StepStats) -> list[str]:

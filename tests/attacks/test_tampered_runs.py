@@ -1,15 +1,23 @@
 """A run that was tampered with doesn't come out again, and the first step that doesn't is named."""
 
 import json
+import os
+import re
 import shutil
+import subprocess
+import sys
+from dataclasses import replace
 
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
 
 import grpo_rollout
 from forage.agent.episode import read_episodes, write_episodes
+from forage.policy.manifest import read_policy_manifest
 from forage.publishing.audit import Options, main
 from forage.runs import run_folder
+from tests import ROOT
 from tests.refusals import refused
 from tests.tiny import rewards_of_tokens
 from tests.tiny_training import tiny_options, train
@@ -97,7 +105,7 @@ def test_what_was_tampered_with_is_found(runs, tamper):
         main(Options(runs / "run"))
 
 
-@pytest.mark.parametrize("until", [0, 2])
+@pytest.mark.parametrize("until", [0, 1, 2])
 def test_an_honest_run_is_found_equal_and_left_as_it_is(runs, capsys, until):
     before = {path: path.read_bytes() for path in (runs / "run").rglob("*") if path.is_file()}
     main(Options(runs / "run", until))
@@ -112,9 +120,44 @@ def test_elsewhere_rounding_is_forgiven_and_no_more(runs, capsys, monkeypatch):
     weights, earlier = load_file(path), load_file(first)
     save_file({name: weight + 0.01 * (weight - earlier[name]) for name, weight in weights.items()}, path)
     main(Options(runs / "run"))
-    assert capsys.readouterr().out.splitlines()[-1] == "audited: 3 of 3 steps differ by rounding at most"
+    said = capsys.readouterr().out.splitlines()[-1]
+    assert said == "audited: 3 of 3 steps come out again up to rounding, 0.01 of a step's change at most"
     save_file({name: weight + 0.1 * (weight - earlier[name]) for name, weight in weights.items()}, path)
     with refused("v000003 is not what the steps before come to: it is 10% of the last one's change away"):
+        main(Options(runs / "run"))
+
+
+AS_OLDER = {"ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2", "MKL_ENABLE_INSTRUCTIONS": "AVX2"}
+AUDIT = """
+import sys
+from pathlib import Path
+import grpo_rollout
+from forage.publishing.audit import Options, main
+from tests.tiny import rewards_of_tokens
+grpo_rollout.get_reward_functions = rewards_of_tokens
+main(Options(Path(sys.argv[1])))
+"""
+
+
+def test_another_kind_of_processor_comes_to_the_same_up_to_rounding(runs):
+    """The instructions of one without AVX-512 round otherwise; on such a processor nothing does."""
+    done = subprocess.run(
+        [sys.executable, "-c", AUDIT, str(runs / "run")], cwd=ROOT, env=os.environ | AS_OLDER, capture_output=True,
+        text=True,
+    )  # fmt: skip
+    assert not done.returncode, done.stderr
+    older = torch.backends.cpu.get_cpu_capability() == "AVX2"
+    how = "are equal" if older else r"come out again up to rounding, [0-9.e-]+ of a step's change at most"
+    assert re.fullmatch(f"audited: 3 of 3 steps {how}", done.stdout.splitlines()[-1])
+
+
+def test_a_run_is_audited_in_the_number_type_that_it_was_trained_in(runs, monkeypatch):
+    monkeypatch.setattr(
+        "forage.publishing.audit.read_policy_manifest", lambda path: replace(read_policy_manifest(path), dtype="auto")
+    )
+    path = runs / "run/environment.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"auto": "float16"}))
+    with refused("run was trained in float16, and this machine computes in (float32|bfloat16)"):
         main(Options(runs / "run"))
 
 

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from collections import Counter
 from dataclasses import replace
 from unittest.mock import patch
 
@@ -10,12 +11,13 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from forage.engines.local import LocalEngine, inverse_cdf
+from forage.grpo.learner import BASE, PREVIOUS, Learner
 from forage.grpo.served import of_each_sampler, on_the_way
 from tests.factories import EPISODE
 from tests.refusals import refused
 from tests.tiny_training import adapter_bytes, tiny_options, train
 
-LOAD, GENERATE = LocalEngine.load_adapter, LocalEngine.generate
+LOAD, GENERATE, TABLE = LocalEngine.load_adapter, LocalEngine.generate, Learner.table
 
 
 def edited(folder, scratch, change, **config):
@@ -32,28 +34,65 @@ def same(name, weight):
     return weight
 
 
-def before(folder, scratch):
+def before(engine, folder, scratch):
     return folder.with_name("v000003")
 
 
-def base(folder, scratch):
+def base(engine, folder, scratch):
     return edited(folder, scratch, lambda name, weight: weight * ("lora_B" not in name))
 
 
-def half(folder, scratch):
+def half(engine, folder, scratch):
     alpha = json.loads((folder / "adapter_config.json").read_text())["lora_alpha"]
     return edited(folder, scratch, same, lora_alpha=alpha / 2)
 
 
-def without_values(folder, scratch):
+def without_values(engine, folder, scratch):
     return edited(folder, scratch, lambda name, weight: weight * ("v_proj.lora_B" not in name))
+
+
+def half_of_its_ranks(engine, folder, scratch):
+    def first(name, weight):
+        return weight * (torch.arange(len(weight)) < len(weight) / 2)[:, None] if "lora_A" in name else weight
+
+    return edited(folder, scratch, first)
+
+
+def of_another_run(engine, folder, scratch):
+    """As far from the base, elsewhere."""
+    draw = torch.Generator().manual_seed(1)
+
+    def other(name, weight):
+        size = weight.norm() if "lora_B" in name else 0
+        drawn = torch.randn(weight.shape, generator=draw)
+        return weight + 3 * size * drawn / drawn.norm()
+
+    return edited(folder, scratch, other)
+
+
+def with_another_base(engine, folder, scratch):
+    """... as one that was trained further."""
+    draw = torch.Generator().manual_seed(1)
+    for weight in engine.model.parameters():
+        weight.data += 0.5 * weight.std() * torch.randn(weight.shape, generator=draw)
+    return folder
+
+
+def in_4_bits(engine, folder, scratch):
+    """Its base's products by 15 levels for each 64 weights."""
+    for name, weight in engine.model.named_parameters():
+        if "proj" in name:
+            groups = weight.data.reshape(-1, min(64, weight.shape[-1]))
+            level = groups.abs().amax(1, keepdim=True) / 7
+            weight.data = ((groups / level).round() * level).reshape(weight.shape)
+    return folder
 
 
 def serving(attack, scratch, noise=0.0):
     """The local engine, which serves `attack`'s folder in the place of version 4, and rounds as much."""
 
     async def load_adapter(self, name, folder):
-        await LOAD(self, name, attack(folder, scratch) if attack and folder.name == "v000004" else folder)
+        await LOAD(self, name, attack(self, folder, scratch) if attack and folder.name == "v000004" else folder)
 
     draw = torch.Generator().manual_seed(1)
 
@@ -71,6 +110,9 @@ def serving(attack, scratch, noise=0.0):
     (base, "served the base as v000004"),
     (half, r"served an adapter of \d\d% of its effect as v000004"),
     (without_values, r"served an adapter of \d\d% of its effect as v000004"),
+    (half_of_its_ranks, r"served an adapter of \d\d% of its effect as v000004"),
+    (of_another_run, "served another model as v000004"),
+    (with_another_base, "served another model as v000004"),
 ])  # fmt: skip
 def test_another_policy_than_the_adapter_is_noticed_before_anything_is_learnt(tiny, tmp_path, attack, words, noise):
     options = tiny_options(tiny, tmp_path / "run", eval_every=0, max_steps=5)
@@ -88,10 +130,23 @@ def test_another_policy_than_the_adapter_is_noticed_before_anything_is_learnt(ti
         assert adapter_bytes(tmp_path / "run", 5) == adapter_bytes(tmp_path / "whole", 5)
 
 
-@pytest.mark.parametrize("noise", [0.0, 1e-4, 0.03, 0.3])
-def test_rounding_alone_raises_no_alarm(tiny, tmp_path, noise):
-    with serving(None, tmp_path, noise):
-        train(tiny_options(tiny, tmp_path / "run", eval_every=0, max_steps=4))
+@pytest.mark.parametrize(("base", "noise"), [(None, 0.0), (None, 1e-4), (None, 0.03), (None, 0.3), (in_4_bits, 0.0)])
+def test_rounding_alone_raises_no_alarm(tiny, tmp_path, base, noise):
+    with serving(base, tmp_path, noise):
+        train(tiny_options(tiny, tmp_path / "run", eval_every=0, max_steps=5))
+
+
+def test_the_base_is_scored_once_while_a_sampler_rounds_as_before(tiny, tmp_path):
+    """... and again once it is further off, as one that loads the fifth adapter by half."""
+    scored = []
+
+    def table(self, *rest, name="", **named):
+        scored.append(name)
+        return TABLE(self, *rest, name=name, **named)
+
+    with patch.object(Learner, "table", table), serving(half, tmp_path, 0.01), refused("an adapter of .* as v000004"):
+        train(tiny_options(tiny, tmp_path / "run", eval_every=0, max_steps=5))
+    assert Counter(scored) == {"": 5, PREVIOUS: 4, BASE: 2}
 
 
 def test_the_most_uncertain_episodes_of_a_version_are_scored():

@@ -44,9 +44,9 @@ def test_what_all_steps_took_together():
     first = replace(STATS, training={"tokens": 50.0})
     seconds = {"rollout": 20.5, "backward": 10.0, "step": 41.0}
     second = replace(STATS, training={"tokens": 1070.0}, seconds=seconds, memory_gib=2.25)
-    assert cost([first, second]) == (
-        "4 episodes: 160 tokens sampled, 1,120 learnt from; 1 min 12 s (rollout 57%, backward 14%), at most 2.2 GiB"
-    )
+    says = "4 episodes: 160 tokens sampled, 1,120 learnt from; 1 min 12 s (rollout 57%, backward 14%), at most 2.2 GiB"
+    assert cost([first, second]) == says
+    assert cost([first, replace(second, price_per_hour=36.0)]) == says + ", 0.41 at the prices given"
 
 
 def test_a_file_is_a_line_a_field_and_comes_back(tmp_path):
