@@ -72,7 +72,7 @@ class Run:
     digests: dict[str, str] = field(default_factory=dict)
     """By adapter, such as v000007, the digest of the weights that this run published."""
     rounding: dict[str, float] = field(default_factory=dict)
-    """By sampler, nats a token that lay between it and the trainer when it was last held against the base."""
+    """By sampler, nats a token that lay between it and the trainer when it was last held against other adapters."""
     phases: Phases = field(default_factory=Phases)
 
     def published(self, name: str) -> bool:

@@ -1,9 +1,9 @@
 """Served: whether a step's episodes were sampled by the adapter that they name.
 
 A sampler may use the version before, the base, or a part of an adapter, and its answers look as always. So the trainer
-scores a few of each sampler's tokens itself. Where the sampler's log-probabilities are others, as they are in bf16, the
-trainer scores them by the version before too, and by the base if the sampler is further off than when it last did: a
-sampler that lies on the way to one of these serves that one, or something in between.
+scores a few of each sampler's tokens itself. Where the sampler's log-probabilities are others, and further off than
+rounding was when it last looked, the trainer scores them by the version before and by the base too: a sampler that lies
+on the way to one of these serves that one, or something in between.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from forage.policy.adapters import adapter_path, sampled_by, version_name
 from forage.processes import first_alone
 from forage.runs.run_folder import set_aside
 
-TOKENS = 64  # of each sampler: enough, and a small part of a step's
+TOKENS = 48  # of each sampler: enough, and a small part of a step's
 EQUAL = 1e-3  # nats a token: nothing that differs from the adapter by less is worth a word
 SURE = 4  # standard errors
 STALE = 0.6  # of the way to the version before; rounding in both may come out at a half
 PART = 0.15  # of the way to the base: a weaker adapter, or one that was loaded by half
-FURTHER = 1.25  # times as far as a sampler was when it was last held against the base
+FURTHER = 1.7  # times as far off as rounding was; a version before that is surely told apart is off by more
 FOREIGN = 0.5  # nats a token, root mean square: no rounding, but another base or another run's adapter
 
 
@@ -116,17 +116,16 @@ def served_instead(
     own_T = scores()
     if (given_T - own_T).abs().mean() < EQUAL:
         return ""
-    off, way = float((given_T - own_T).square().mean().sqrt()), Way(0.0, 0.0, 0.0, 0.0)
+    off = float((given_T - own_T).square().mean().sqrt())
+    if off < FURTHER * run.rounding.get(sampler, 0.0):
+        return ""
+    base = on_the_way(own_T, scores(BASE), given_T)
     before = adapter_path(run.options.run_dir, run.step - 1)
     if first_alone(before.exists):
         learner.keep(PREVIOUS, before)
         way = on_the_way(own_T, scores(PREVIOUS), given_T)
-    stale = way.surely > STALE and way.share < 2 - STALE
-    if not stale and off < FURTHER * run.rounding.get(sampler, 0.0):
-        return ""
-    base = on_the_way(own_T, scores(BASE), given_T)
-    if stale and way.rest <= base.rest:
-        return before.name
+        if way.surely > STALE and way.share < 2 - STALE and way.rest <= base.rest:
+            return before.name
     if base.surely > PART and base.rest < base.size / 2:  # else rounding is all there is
         return "the base" if base.share > 1 - PART else f"an adapter of {1 - base.share:.0%} of its effect"
     if off > max(FOREIGN, base.size / 2):
