@@ -34,8 +34,8 @@ BUDGETS = {
     "forage/runs": (9_548, 5),
     "forage/sft": (4_518, 3),
     "forage/store": (12_185, 10),
-    "bench": (25_667, 14),
-    "tests": (227_170, 50),
+    "bench": (27_378, 14),
+    "tests": (227_311, 50),
 }
 ROAD = {"files": 61, "functions": 580, "lines": 5_250}  # a processor without bf16 units calls some others
 OPTIONS = {"grpo_train": 60}
