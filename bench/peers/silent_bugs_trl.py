@@ -65,7 +65,7 @@ BUGS = {
         "return [row if number % 8 else row[-1:] for number, row in enumerate(completion_ids)], logprobs"),
     "rewards in another order": (
         "_calculate_rewards", "return rewards_per_func", "return rewards_per_func.flip(0)"),
-    "a missing reward is 0": ("_calculate_rewards", "else torch.nan for", "else 0.0 for"),
+    "a missing reward is 0": ("_calculate_rewards", "else torch.nan for reward", "else 0.0 for reward"),
     "groups are mixed": (SCORE, BEGIN, f"inputs = inputs[3:] + inputs[:3]; {BEGIN}"),
     "the loss leaves out the temperature": (
         "__init__", "temperature=self.temperature,\n            cast", "temperature=1.0, cast"),
