@@ -2,12 +2,13 @@
 
     python -m bench.silent_bugs --work runs/silent_bugs              a row for each, those of KEPT last
     python -m bench.silent_bugs --work runs/silent_bugs --only "the base samples"
+    python -m bench.silent_bugs --work runs/silent_bugs --trl        the same bugs in TRL's GRPOTrainer
 
 Each is an edit like a bug that another project had. A model of 512 tokens is shown the protocol until it searches and
 answers; then a broken copy trains it for four steps, resumes, and trains it for two more. A run stops with an error.
 What its page shows is a note, or a figure that lies as far outside ten clean runs, of other seeds and settings, as
 these lie apart. The test is the first to fail of those that lie nearest. A guard may be tuned on BUGS; KEPT are looked
-at last.
+at last. TRL's figures are held to the same criterion; its tests are not in its package, so none is run.
 """
 
 from __future__ import annotations
@@ -24,11 +25,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from bench.harness import PEERS, output_of
+from bench.step import write_tokenizer
 from forage.arguments import run_script
 from forage.errors import UserError
 from forage.files import write_jsonl
-from forage.runs.stats import StepStats, lessons, read_stats
+from forage.runs.stats import lessons, read_stats
 
+Figures = dict[str, Any]
 ROOT = Path(__file__).resolve().parents[1]
 TRAIN = (
     "--engine local --mode sparse --max-turns 3 --max-turn-tokens 48 --batch-size 4 --num-rollouts 8 --temperature 0.8 "
@@ -152,6 +156,7 @@ KEPT = (
     Bug("resumed at the first questions", "allenai/open-instruct#1523", "forage/rollout/plans.py",
         "in_rounds(ids, step, options", "in_rounds(ids, step % 4, options", SCRIPT_TESTS),
 )  # fmt: skip
+NOT_IN_TRL = {"packed rows see each other": "can't be made: it pads rows, and packs none"}
 
 
 @dataclass(frozen=True)
@@ -162,24 +167,30 @@ class Options:
     """Copies, runs and what was found; what is there is not done again."""
     only: tuple[str, ...] = ()
     """Names of bugs; left out: all."""
+    trl: bool = False
+    """Put them into TRL's GRPOTrainer (bench/peers/silent_bugs_trl.py), in .venv-peers."""
 
 
 def main(options: Options) -> None:
     work = options.work.resolve()
     prepare(work)
-    clean = [ran(ROOT, work, f"clean {number}", flags) for number, flags in enumerate(CLEAN)]
+    clean = [
+        trl_ran(work, f"clean {number}") if options.trl else ran(ROOT, work, f"clean {number}", flags)
+        for number, flags in enumerate(CLEAN)
+    ]
     for number, (says, _) in enumerate(clean):
         print(f"clean {number}, {CLEAN[number]}: {says or 'nothing was noticed'}")
-        others = [stats for _, history in clean[:number] + clean[number + 1 :] for stats in history]
+        others = [figures for _, history in clean[:number] + clean[number + 1 :] for figures in history]
         print(f"... its page, beside the other nine: {unusual(clean[number][1], others) or 'nothing unusual'}")
-    usual = [stats for _, history in clean for stats in history]
+    usual = [figures for _, history in clean for figures in history]
     chosen = [bug for bug in (*BUGS, *KEPT) if not options.only or bug.name in options.only]
-    for tests in sorted({bug.tests for bug in chosen}):
+    for tests in sorted({bug.tests for bug in chosen if not options.trl}):
         if failed := once(work / "found" / f"{tests.replace('/', '-')}.json", partial(without_bug, work, tests)):
             raise UserError(f"{failed} fails without a bug")
     print("\n| bug, and where one like it was reported | the run stops | its page shows | a test |\n|---|---|---|---|")
     for bug in chosen:
-        print(f"| {bug.name} ({bug.issue}) | {' | '.join(look(bug, work, usual))} |", flush=True)
+        seen = (look_at_trl if options.trl else look)(bug, work, usual)
+        print(f"| {bug.name} ({bug.issue}) | {' | '.join(seen)} |", flush=True)
 
 
 def prepare(work: Path) -> None:
@@ -193,9 +204,10 @@ def prepare(work: Path) -> None:
     train = work / "tiny/data/train.jsonl"
     rows = [json.loads(line) for line in train.read_text().splitlines()]
     write_jsonl(train, [rows[0] | {"answer": ""}, *rows[1:]])
+    write_tokenizer(work / "tiny/warm", work / "tiny/tokenizer")
 
 
-def look(bug: Bug, work: Path, usual: Sequence[StepStats]) -> Any:
+def look(bug: Bug, work: Path, usual: Sequence[Figures]) -> Any:
     """With what its run stops, what its page shows, and which test fails."""
 
     def found() -> Sequence[str]:
@@ -203,6 +215,15 @@ def look(bug: Bug, work: Path, usual: Sequence[StepStats]) -> Any:
         return stops, unusual(history, usual), first_failing(copied(work / "copy", bug.edits[0]), bug.tests)
 
     return once(work / "found" / f"{bug.name}.json", found)
+
+
+def look_at_trl(bug: Bug, work: Path, usual: Sequence[Figures]) -> Sequence[str]:
+    if bug.name in NOT_IN_TRL:
+        return NOT_IN_TRL[bug.name], "", ""
+    stops, history = trl_ran(work, bug.name)
+    if history == usual[: len(history)] != []:
+        raise UserError(f"{bug.name} changes nothing")
+    return stops, unusual(history, usual), ""
 
 
 def once(file: Path, find: Callable[[], Any]) -> Any:
@@ -233,7 +254,7 @@ def edited(text: str, old: str, new: str) -> str:
     return text.replace(old, new)
 
 
-def ran(code: Path, work: Path, name: str, flags: str) -> tuple[str, list[StepStats]]:
+def ran(code: Path, work: Path, name: str, flags: str) -> tuple[str, list[Figures]]:
     """What a run of four steps and two more ended with, if it was an error; and its figures."""
     run = work / "runs" / name.replace(" ", "_")
     paths = ["--data", str(work / "tiny/data"), "--policy", str(work / "tiny/warm"), "--run-dir", str(run)]
@@ -247,7 +268,16 @@ def ran(code: Path, work: Path, name: str, flags: str) -> tuple[str, list[StepSt
                 (line for line in done.stderr.splitlines()[::-1] if "error" in line.lower()), done.stderr[-300:]
             )
     says = re.sub(r"[;.] (The last adapter|start it) .*", "", says.removeprefix("error: "))
-    return says, read_stats(run) if run.exists() else []
+    history = read_stats(run) if run.exists() else []
+    return says, [
+        dict(zip(("note",), lessons(stats), strict=False)) | stats.training | {"step": stats.step} for stats in history
+    ]
+
+
+def trl_ran(work: Path, name: str) -> tuple[str, list[Figures]]:
+    """The same of TRL's, which logs an evaluation by itself."""
+    command = (PEERS, ROOT / "bench/peers/silent_bugs_trl.py", work / "tiny", name)
+    return once(work / "trl" / f"{name}.json", lambda: json.loads(output_of("TRL", command).splitlines()[-1]))
 
 
 def python(code: Path, *command: str) -> subprocess.CompletedProcess[str]:
@@ -255,16 +285,17 @@ def python(code: Path, *command: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, *command], cwd=code, capture_output=True, text=True, env=environment)
 
 
-def unusual(history: Sequence[StepStats], usual: Sequence[StepStats]) -> str:
+def unusual(history: Sequence[Figures], usual: Sequence[Figures]) -> str:
     """The first step with a note, or a figure further from the clean runs' than these are from each other."""
-    for stats in history:
-        if said := lessons(stats):
-            return said[0]
-        for name, value in stats.training.items():
-            known = [each.training[name] for each in usual if name in each.training]
+    for figures in history:
+        for name, value in figures.items():
+            if name == "note":
+                return str(value)
+            known = [each[name] for each in usual if name in each] or [value]
             reach = max(known) - min(known)
             if not min(known) - reach <= value <= max(known) + reach:
-                return f"{name} {value:.3g} at step {stats.step}, in clean runs {min(known):.3g} to {max(known):.3g}"
+                step = figures["step"]
+                return f"{name} {value:.3g} at step {step}, in clean runs {min(known):.3g} to {max(known):.3g}"
     return ""
 
 

@@ -124,10 +124,8 @@ def seconds_between(run: Path, steps: Sequence[StepStats]) -> list[float]:
 def play_theirs(options: Options, store: str, batch: int, folder: Path) -> Played:
     """Steps of TRL's GRPOTrainer."""
     manifest, settings = read_policy_manifest(options.policy), read_agent(options.policy)
-    tokenizer, dtype = load_tokenizer(manifest), str(compute_dtype(manifest.dtype)).removeprefix("torch.")
-    tokenizer.save_pretrained(folder / "tokenizer")
-    if not write_template(folder / "tokenizer", Protocol.playing(tokenizer, settings)):
-        raise UserError(f"{manifest.base}: its chat template can't say the trained prompt, so TRL can't be given it")
+    dtype = str(compute_dtype(manifest.dtype)).removeprefix("torch.")
+    write_tokenizer(options.policy, folder / "tokenizer")
     return Played(**trl(
         "step", tokenizer=folder / "tokenizer", base=manifest.base, adapter=newest_adapter(options.policy), dtype=dtype,
         store=store, data=options.data / "train.jsonl", temperature=options.temperature, questions=options.questions,
@@ -135,6 +133,15 @@ def play_theirs(options: Options, store: str, batch: int, folder: Path) -> Playe
         passage_tokens=settings.passage_tokens, turn_tokens=settings.max_turn_tokens,
         max_completion=settings.max_turns * (settings.max_turn_tokens + settings.k * settings.passage_tokens),
     ))  # fmt: skip
+
+
+def write_tokenizer(policy: Path, folder: Path) -> None:
+    """A policy's tokenizer, with the chat template of its training."""
+    manifest = read_policy_manifest(policy)
+    tokenizer = load_tokenizer(manifest)
+    tokenizer.save_pretrained(folder)
+    if not write_template(folder, Protocol.playing(tokenizer, read_agent(policy))):
+        raise UserError(f"{manifest.base}: its chat template can't say the trained prompt, so TRL can't be given it")
 
 
 @contextmanager

@@ -2,7 +2,7 @@
 
 import pytest
 
-from bench.silent_bugs import BUGS, KEPT, ROOT, edited, look, prepare
+from bench.silent_bugs import BUGS, KEPT, NOT_IN_TRL, ROOT, edited, look, prepare, unusual
 from tests.refusals import refused
 
 
@@ -18,6 +18,19 @@ def test_an_edit_without_a_place_is_refused():
         edited("x", "y", "z")
     with refused("'x' stands there 2 times"):
         edited("xx", "x", "z")
+
+
+def test_each_is_put_into_trl_or_a_reason_is_given():
+    peer = (ROOT / "bench/peers/silent_bugs_trl.py").read_text()
+    for bug in (*BUGS, *KEPT):
+        assert (f'"{bug.name}": (' in peer) != (bug.name in NOT_IN_TRL), bug.name
+
+
+def test_unusual_is_further_out_than_the_usual_lie_apart():
+    usual = [{"step": 0, "kl": 1.0}, {"step": 1, "kl": 2.0}]
+    assert not unusual([{"step": 1, "kl": 3.0, "unknown": 9.0}], usual)
+    assert unusual([{"step": 1, "kl": 3.1}], usual) == "kl 3.1 at step 1, in clean runs 1 to 2"
+    assert unusual([{"note": "flat", "step": 1, "kl": 1.5}], usual) == "flat"
 
 
 @pytest.mark.slow
