@@ -29,13 +29,13 @@ BUDGETS = {
     "forage/extras": (48_075, 9),
     "forage/grpo": (25_144, 13),
     "forage/policy": (10_045, 9),
-    "forage/publishing": (4_528, 3),
+    "forage/publishing": (4_620, 3),
     "forage/rollout": (7_331, 5),
     "forage/runs": (9_622, 5),
     "forage/sft": (4_518, 3),
     "forage/store": (12_185, 10),
     "bench": (27_378, 14),
-    "tests": (228_039, 50),
+    "tests": (228_140, 50),
 }
 ROAD = {"files": 61, "functions": 580, "lines": 5_250}  # a processor without bf16 units calls some others
 OPTIONS = {"grpo_train": 60}

@@ -6,8 +6,8 @@
 Rewards are computed again, and each update is made again from the first adapter on, without sampling: a step must come
 to the statistics and the adapter that the run has. Where processor and packages are those of the run, and one process
 trained, they must be equal; else an adapter may be off by a twentieth of what its step changed, and the most is said.
-A policy of --dtype auto is audited where auto means what it did. Not looked at: whether
-a seed gives an episode's tokens (forage/extras/gateway/replay.py samples one again), and credit by words.
+Not looked at: whether a seed gives an episode's tokens (forage/extras/gateway/replay.py samples one again), credit by
+words, and the evaluation at a step where the run was to end before --max-steps was raised.
 """
 
 from __future__ import annotations
@@ -69,11 +69,17 @@ def main(options: Options) -> None:
     until = options.until or len(steps)
     if not until or [each.step for each in steps[:until]] != list(range(until)):
         raise UserError(f"{run_dir} lacks statistics of some of its first {until} steps")
+    rates = [each.training["learning_rate"] for each in steps[:until]]
+    if alike := next((step for step, rate in enumerate(rates) if rate != rates[0]), 0):
+        raise UserError(f"{run_dir} went on with another --learning-rate at step {alike}; give --until {alike}")
     moved = [f"--{name}={path}" for name in ("policy", "data") if (path := getattr(options, name))]
     given = resumed(TrainOptions, ["--run-dir", str(run_dir), *moved], lambda each: each.run_dir / RUN_FILE)
     theirs, here = read_manifest(run_dir / "environment.json", "put it back"), environment()
     if read_policy_manifest(given.rollout.policy).dtype == "auto" and theirs.get("auto", here["auto"]) != here["auto"]:
-        raise UserError(f"{run_dir} was trained in {theirs['auto']}, and this machine computes in {here['auto']}")
+        raise UserError(
+            f"{run_dir} was trained in {theirs['auto']}, and this machine computes in {here['auto']}; audit it on "
+            f"another ({theirs['processor']})"
+        )
     with tempfile.TemporaryDirectory() as scratch:
         again = Path(scratch) / run_dir.name
         again.mkdir()
@@ -82,19 +88,22 @@ def main(options: Options) -> None:
         audit = Audit(run_dir, again, steps, same=given.sharding == "none" and theirs == here)
         rewards = importlib.import_module(SCRIPT).get_reward_functions
         with suppress(Enough):
-            importlib.import_module("grpo_train").main(alone(given, again), rewards, partial(Stored, audit, until))
+            importlib.import_module("grpo_train").main(
+                alone(given, again, rates[0]), rewards, partial(Stored, audit, until)
+            )
         audit.check(until)
     rounding = f"come out again up to rounding, {audit.furthest:.2g} of a step's change at most"
     print(f"audited: {until} of {len(steps)} steps {'are equal' if audit.same else rounding}")
 
 
-def alone(given: TrainOptions, run_dir: Path) -> TrainOptions:
+def alone(given: TrainOptions, run_dir: Path, learning_rate: float) -> TrainOptions:
     """The run's options for one process that samples nothing, kept where they make a difference."""
+    update = replace(given.update, learning_rate=learning_rate)
     rollout = replace(given.rollout, engine=EngineOptions(engine="local"))
     guard = replace(given.guard, on_collapse="rollback" if given.guard.on_collapse == "rollback" else "warn")
     return replace(
-        given, rollout=rollout, guard=guard, run_dir=run_dir, keep_adapters=0, report_to="none", sharding="none",
-        sequence_parallel=1, offload="none", vllm_sleep=False,
+        given, rollout=rollout, update=update, guard=guard, run_dir=run_dir, keep_adapters=0, report_to="none",
+        sharding="none", sequence_parallel=1, offload="none", vllm_sleep=False,
     )  # fmt: skip
 
 
@@ -128,6 +137,7 @@ class Audit:
                 )
         if version:
             ours, theirs = (reproducible(each[version - 1]) for each in (read_stats(self.again), self.steps))
+            theirs |= {} if ours["evaluation"] else {"evaluation": None}
             differing = [name for name in ours if ours[name] != theirs[name]]
             if differing and (self.same or differing != ["training"]):
                 raise UserError(f"step {version - 1}: the run's statistics have another {', '.join(differing)}")

@@ -113,6 +113,15 @@ def test_an_honest_run_is_found_equal_and_left_as_it_is(runs, capsys, until):
     assert {path: path.read_bytes() for path in (runs / "run").rglob("*") if path.is_file()} == before
 
 
+def test_a_run_that_went_on_comes_out_again_up_to_where_it_learnt_at_another_rate(tiny, runs, capsys):
+    for more in ({"max_steps": 1}, {"max_steps": 2}, {"max_steps": 3, "learning_rate": 0.02}):
+        train(tiny_options(tiny, runs / "longer", keep_adapters=0, **more))
+    with refused("longer went on with another --learning-rate at step 2; give --until 2"):
+        main(Options(runs / "longer"))
+    main(Options(runs / "longer", until=2))
+    assert capsys.readouterr().out.splitlines()[-1] == "audited: 2 of 3 steps are equal"
+
+
 def test_elsewhere_rounding_is_forgiven_and_no_more(runs, capsys, monkeypatch):
     """Weights that differ as another processor's would; then by a tenth of what the step changed."""
     monkeypatch.setattr("forage.publishing.audit.environment", lambda: {**run_folder.environment(), "processor": "Z"})
@@ -157,7 +166,7 @@ def test_a_run_is_audited_in_the_number_type_that_it_was_trained_in(runs, monkey
     )
     path = runs / "run/environment.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"auto": "float16"}))
-    with refused("run was trained in float16, and this machine computes in (float32|bfloat16)"):
+    with refused("run was trained in float16, and this machine computes in (float32|bfloat16); audit it on another"):
         main(Options(runs / "run"))
 
 
