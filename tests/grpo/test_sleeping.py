@@ -1,11 +1,12 @@
 """A trainer whose server sleeps during updates, against a stand-in server: vLLM's build for CPUs has no sleep mode."""
 
+import math
 import zlib
 
 import pytest
 
 from forage.engines.base import EngineOptions
-from forage.grpo import training
+from forage.grpo import served, training
 from forage.runs.stats import read_stats
 from tests.options import with_options
 from tests.refusals import refused
@@ -23,7 +24,8 @@ def noise(body):
 
 
 @pytest.fixture
-def fake(fake):
+def fake(fake, monkeypatch):
+    monkeypatch.setattr(served, "FOREIGN", math.inf)  # of another model is all that this server says
     fake.sleep_mode, fake.says = True, noise
     return fake
 
