@@ -37,7 +37,7 @@ BUDGETS = {
     "bench": (27_378, 14),
     "tests": (228_140, 50),
 }
-ROAD = {"files": 61, "functions": 580, "lines": 5_250}  # a processor without bf16 units calls some others
+ROAD = {"files": 61, "functions": 580, "lines": 5_330}  # with bf16 units; without them some 70 lines fewer are called
 OPTIONS = {"grpo_train": 60}
 OTHER_SCRIPTS_OPTIONS = 45
 PAGES = 3_074  # lines of README.md, RESULTS.md, CHANGELOG.md and docs/
