@@ -35,7 +35,7 @@ BUDGETS = {
     "forage/sft": (4_518, 3),
     "forage/store": (12_185, 10),
     "bench": (27_378, 14),
-    "tests": (228_140, 50),
+    "tests": (228_158, 50),
 }
 ROAD = {"files": 61, "functions": 580, "lines": 5_330}  # with bf16 units; without them some 70 lines fewer are called
 OPTIONS = {"grpo_train": 60}
