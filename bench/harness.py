@@ -119,14 +119,17 @@ def alone(measure: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
 
 
 def trl(what: str, **options: object) -> dict[str, Any]:
-    """What bench/peers/by_trl.py measured, in the environment that has TRL."""
+    """What bench/peers/by_trl.py measured."""
+    flags = [text for name, value in options.items() for text in (f"--{name.replace('_', '-')}", value)]
+    figures: dict[str, Any] = said_by_peer("by_trl.py", what, *flags)
+    return figures
+
+
+def said_by_peer(script: str, *arguments: object) -> Any:
+    """The JSON that a script of bench/peers ends with, in the environment that has TRL."""
     if not PEERS.exists():
         raise UserError(f"{PEERS} is missing, which has TRL; run: make bench-env")
-    flags = [text for name, value in options.items() for text in (f"--{name.replace('_', '-')}", value)]
-    figures: dict[str, Any] = json.loads(
-        output_of("TRL", [PEERS, ROOT / "bench/peers/by_trl.py", what, *flags]).splitlines()[-1]
-    )
-    return figures
+    return json.loads(output_of("TRL", [PEERS, ROOT / "bench/peers" / script, *arguments]).splitlines()[-1])
 
 
 def outer() -> dict[str, str]:

@@ -25,12 +25,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from bench.harness import PEERS, output_of
+from bench.harness import said_by_peer
 from bench.step import write_tokenizer
 from forage.arguments import run_script
 from forage.errors import UserError
 from forage.files import write_jsonl
-from forage.runs.stats import lessons, read_stats
+from forage.runs.stats import StepStats, lessons, read_stats
 
 Figures = dict[str, Any]
 ROOT = Path(__file__).resolve().parents[1]
@@ -195,7 +195,7 @@ def main(options: Options) -> None:
 
 def prepare(work: Path) -> None:
     """A policy that knows the protocol, and questions of which one has no reference answer."""
-    if (work / "tiny/warm/stats.jsonl").exists():
+    if (work / "tiny/tokenizer").exists():
         return
     shutil.rmtree(work / "tiny", ignore_errors=True)
     done = python(ROOT, "-c", PREPARE, str(work / "tiny"))
@@ -221,7 +221,7 @@ def look_at_trl(bug: Bug, work: Path, usual: Sequence[Figures]) -> Sequence[str]
     if bug.name in NOT_IN_TRL:
         return NOT_IN_TRL[bug.name], "", ""
     stops, history = trl_ran(work, bug.name)
-    if history == usual[: len(history)] != []:
+    if history and history == usual[: len(history)]:  # those of clean run 0
         raise UserError(f"{bug.name} changes nothing")
     return stops, unusual(history, usual), ""
 
@@ -269,15 +269,18 @@ def ran(code: Path, work: Path, name: str, flags: str) -> tuple[str, list[Figure
             )
     says = re.sub(r"[;.] (The last adapter|start it) .*", "", says.removeprefix("error: "))
     history = read_stats(run) if run.exists() else []
-    return says, [
-        dict(zip(("note",), lessons(stats), strict=False)) | stats.training | {"step": stats.step} for stats in history
-    ]
+    return says, [figures_of(stats) for stats in history]
+
+
+def figures_of(stats: StepStats) -> Figures:
+    """With the page's note, if it has one."""
+    note = {"note": said[0]} if (said := lessons(stats)) else {}
+    return {"step": stats.step, **note, **stats.training}
 
 
 def trl_ran(work: Path, name: str) -> tuple[str, list[Figures]]:
     """The same of TRL's, which logs an evaluation by itself."""
-    command = (PEERS, ROOT / "bench/peers/silent_bugs_trl.py", work / "tiny", name)
-    return once(work / "trl" / f"{name}.json", lambda: json.loads(output_of("TRL", command).splitlines()[-1]))
+    return once(work / "trl" / f"{name}.json", partial(said_by_peer, "silent_bugs_trl.py", work / "tiny", name))
 
 
 def python(code: Path, *command: str) -> subprocess.CompletedProcess[str]:

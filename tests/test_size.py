@@ -29,12 +29,12 @@ BUDGETS = {
     "forage/extras": (48_075, 9),
     "forage/grpo": (25_144, 13),
     "forage/policy": (10_045, 9),
-    "forage/publishing": (4_620, 3),
+    "forage/publishing": (4_618, 3),
     "forage/rollout": (7_331, 5),
     "forage/runs": (9_622, 5),
     "forage/sft": (4_518, 3),
     "forage/store": (12_185, 10),
-    "bench": (27_378, 14),
+    "bench": (27_399, 14),
     "tests": (228_158, 50),
 }
 ROAD = {"files": 61, "functions": 580, "lines": 5_330}  # with bf16 units; without them some 70 lines fewer are called

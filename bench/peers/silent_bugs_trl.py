@@ -125,7 +125,7 @@ def put_in(method: str, old: str, new: str) -> None:
 
 
 def by(trainer: GRPOTrainer, change: Any, do: Any, **given: Any) -> Any:
-    """What `do` gives while each of the adapter's weights is made of its values at each step so far."""
+    """Call `do` while each of the adapter's weights is made of its values at each step so far."""
     weights = {name: weight for name, weight in trainer.model.named_parameters() if ".default." in name}
     seen = vars(trainer).setdefault("seen", {})
     seen[trainer.state.global_step] = now = {name: weight.detach().clone() for name, weight in weights.items()}
@@ -157,15 +157,32 @@ def trainer_of(tiny: Path, folder: str, steps: int, settings: Any) -> GRPOTraine
     model = PeftModel.from_pretrained(model, max((tiny / "warm/adapters").glob("v*")), is_trainable=True)
     train, held_out = (Dataset.from_list(rows(tiny / f"data/{name}.jsonl")) for name in ("train", "eval"))
     arguments = GRPOConfig(
-        output_dir=folder, use_cpu=True, bf16=False, gradient_checkpointing=False, report_to="none",
-        logging_steps=1, save_steps=4 * updates, eval_strategy="steps", eval_steps=2 * updates,
-        max_steps=steps * updates, lr_scheduler_type="constant", gradient_accumulation_steps=4,
-        max_completion_length=480, max_tool_calling_iterations=2, generation_kwargs={"max_new_tokens": 48}, **settings,
-    )  # fmt: skip
+        output_dir=folder,
+        use_cpu=True,
+        bf16=False,
+        gradient_checkpointing=False,
+        report_to="none",
+        logging_steps=1,
+        save_steps=4 * updates,
+        eval_strategy="steps",
+        eval_steps=2 * updates,
+        max_steps=steps * updates,
+        lr_scheduler_type="constant",
+        gradient_accumulation_steps=4,
+        max_completion_length=480,
+        max_tool_calling_iterations=2,
+        generation_kwargs={"max_new_tokens": 48},
+        **settings,
+    )
     return GRPOTrainer(
-        model, [found, answered], arguments, train_dataset=train.repeat(8), eval_dataset=held_out,
-        processing_class=tokenizer, tools=[search],
-    )  # fmt: skip
+        model,
+        [found, answered],
+        arguments,
+        train_dataset=train.repeat(8),
+        eval_dataset=held_out,
+        processing_class=tokenizer,
+        tools=[search],
+    )
 
 
 def rows(file: Path) -> Any:
@@ -174,7 +191,7 @@ def rows(file: Path) -> Any:
 
 
 def found(completions: Any, relevant_chunk_ids: Any, **_: Any) -> Any:
-    """Whether what the first search found first is the passage."""
+    """1 if the first search's first passage is the one that answers."""
     return [
         float(any(turn["content"].startswith(f"[1] Disease {ids[0][1]}:") for turn in turns[1:2]))
         for turns, ids in zip(completions, relevant_chunk_ids, strict=True)

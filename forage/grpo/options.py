@@ -182,7 +182,7 @@ class TrainOptions:
     report_to: Choice = "auto"
     """Tracker to log to, besides the run folder. auto: trackio if it is installed."""
     price_per_hour: float = 0.0
-    """What an hour of the machines costs; the run then says what it cost."""
+    """Price of an hour of the machines, by which the run says what it cost."""
 
     def check(self) -> None:
         """Fail before anything is loaded."""

@@ -70,8 +70,8 @@ def main(options: Options) -> None:
     if not until or [each.step for each in steps[:until]] != list(range(until)):
         raise UserError(f"{run_dir} lacks statistics of some of its first {until} steps")
     rates = [each.training["learning_rate"] for each in steps[:until]]
-    if alike := next((step for step, rate in enumerate(rates) if rate != rates[0]), 0):
-        raise UserError(f"{run_dir} went on with another --learning-rate at step {alike}; give --until {alike}")
+    if other := next((step for step, rate in enumerate(rates) if rate != rates[0]), 0):
+        raise UserError(f"{run_dir} went on with another --learning-rate at step {other}; give --until {other}")
     moved = [f"--{name}={path}" for name in ("policy", "data") if (path := getattr(options, name))]
     given = resumed(TrainOptions, ["--run-dir", str(run_dir), *moved], lambda each: each.run_dir / RUN_FILE)
     theirs, here = read_manifest(run_dir / "environment.json", "put it back"), environment()
@@ -137,7 +137,8 @@ class Audit:
                 )
         if version:
             ours, theirs = (reproducible(each[version - 1]) for each in (read_stats(self.again), self.steps))
-            theirs |= {} if ours["evaluation"] else {"evaluation": None}
+            if not ours["evaluation"]:
+                theirs["evaluation"] = None
             differing = [name for name in ours if ours[name] != theirs[name]]
             if differing and (self.same or differing != ["training"]):
                 raise UserError(f"step {version - 1}: the run's statistics have another {', '.join(differing)}")

@@ -96,9 +96,12 @@ def environment() -> dict[str, str]:
     cpu = re.search(r"model name\s*: (.+)", processor())
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else ""
     machine = {
-        "python": platform.python_version(), "processor": cpu[1] if cpu else platform.machine(), "gpu": gpu,
-        "instructions": torch.backends.cpu.get_cpu_capability(), "auto": str(compute_dtype()).removeprefix("torch."),
-    }  # fmt: skip
+        "python": platform.python_version(),
+        "processor": cpu[1] if cpu else platform.machine(),
+        "gpu": gpu,
+        "instructions": torch.backends.cpu.get_cpu_capability(),
+        "auto": str(compute_dtype()).removeprefix("torch."),
+    }
     return machine | {each.name: each.version for each in distributions()}
 
 

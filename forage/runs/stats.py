@@ -174,7 +174,7 @@ class StepStats:
     servers: Mapping[str, int] = field(default_factory=dict)
     """By address of the server: how many of the episodes it sampled."""
     price_per_hour: float = 0.0
-    """What --price-per-hour said."""
+    """As given by --price-per-hour."""
     schema: int = SCHEMA
     """Version of this format."""
 

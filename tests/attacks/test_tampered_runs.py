@@ -151,9 +151,12 @@ main(Options(Path(sys.argv[1])))
 def test_another_kind_of_processor_comes_to_the_same_up_to_rounding(runs):
     """The instructions of one without AVX-512 round otherwise; on such a processor nothing does."""
     done = subprocess.run(
-        [sys.executable, "-c", AUDIT, str(runs / "run")], cwd=ROOT, env=os.environ | AS_OLDER, capture_output=True,
+        [sys.executable, "-c", AUDIT, str(runs / "run")],
+        cwd=ROOT,
+        env=os.environ | AS_OLDER,
+        capture_output=True,
         text=True,
-    )  # fmt: skip
+    )
     assert not done.returncode, done.stderr
     older = torch.backends.cpu.get_cpu_capability() == "AVX2"
     how = "are equal" if older else r"come out again up to rounding, [0-9.e-]+ of a step's change at most"
