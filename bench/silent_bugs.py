@@ -53,7 +53,7 @@ tiny = make_tiny(Path(sys.argv[1]))
 shape = {"max_turns": 3, "max_turn_tokens": 48, "batch_size": 6, "learning_rate": 0.02}
 sft_train.main(tiny_sft(tiny, tiny / "warm", max_steps=300, eval_every=100, **shape))
 """
-FOLDERS = ("bench", "forage", "requirements", "sample_data", "scripts", "tests")
+FOLDERS = ("bench", "docs", "forage", "requirements", "sample_data", "scripts", "tests")
 LOCAL, PACKING, ROLLOUT = "forage/engines/local.py", "forage/policy/packing.py", "forage/rollout/rollout.py"
 AGENT, REWARDS = "forage/agent/agent.py", "forage/agent/rewards.py"
 UPDATE, LOSSES = "forage/grpo/update.py", "forage/grpo/losses.py"
@@ -94,9 +94,10 @@ BUGS = (
     Bug("keys of the last adapter are used again", "NVIDIA-NeMo/RL#4018", LOCAL,
         'slot.ids, slot.episode = [], ""\n        self._free_idle()', 'slot.episode = ""\n        self._free_idle()',
         ENGINE_TESTS),
-    Bug("the likeliest 20 sampled, all scored", "modelscope/ms-swift#8442", LOCAL, "inverse_cdf(logprobs_RV, draws_R)",
-        "inverse_cdf(logprobs_RV.masked_fill(logprobs_RV < logprobs_RV.topk(20).values[:, -1:], -torch.inf), draws_R)",
-        ENGINE_TESTS),
+    Bug("the likeliest 20 sampled, all scored", "modelscope/ms-swift#8442", LOCAL,
+        "inverse_cdf((logits_RV - top_R1).exp_(), draws_R)",
+        "inverse_cdf((logits_RV - top_R1).exp_() * (logits_RV >= logits_RV.topk(20).values[:, -1:]), draws_R)",
+        ENGINE_TESTS, ((LOCAL, "totals_R.log()", "(logits_RV - top_R1).logsumexp(-1)"),)),
     Bug("all samples have one seed", "modelscope/ms-swift#7858", AGENT,
         "{seed}/{episode}/{turn}", "{seed}/{episode.split('/')[0]}/{turn}", AGENT_TESTS),
     Bug("the mask goes a token too far", "verl-project/verl#5362", AGENT,

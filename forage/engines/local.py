@@ -23,6 +23,7 @@ from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
@@ -41,7 +42,7 @@ from forage.errors import UserError, first_line
 from forage.policy.logprobs import decoder_and_head, unsharable
 from forage.policy.packing import common_start
 from forage.policy.policy import load_base
-from forage.policy.precision import fp32_logits
+from forage.policy.precision import fp32_logits, with_adapter
 
 # Keys and values of many sequences of different lengths, each in its own slot, and attention over them.
 
@@ -221,7 +222,7 @@ def check_attention(model: Any) -> None:
 # The engine
 
 SLOTS = 64  # most sequences at a time
-LOGIT_BYTES = 28  # of each token that may come next, while one is drawn: logits, sorted or summed in wider types
+LOGIT_BYTES = 8  # of each token that may come next, while one is drawn: its logit and its weight, in fp32
 
 KEYS_STEP = 64  # divides GROW, so that the slots are as long
 LAST, GUESSES = 3, 3  # tokens that must have stood there before, and tokens that are then guessed
@@ -521,16 +522,17 @@ class LocalEngine(Engine):
         _, head = decoder_and_head(self.model)
         rows = [(each.request, draw) for each, after in guessed for draw in each.draws[: 1 + len(after)]]
         device = hidden_RD.device
-        temperatures = torch.tensor([request.sampling.temperature or 1.0 for request, _ in rows], device=device)
-        logprobs_RV = (fp32_logits(head, hidden_RD) / temperatures[:, None]).log_softmax(-1)
-        # In fp32, draws within 2**-25 of 1 would be 1: they become the last number below it.
-        draws_R = torch.tensor([draw for _, draw in rows]).clamp(max=1 - 2**-24).to(device)
+        temperatures_R = torch.tensor([request.sampling.temperature or 1.0 for request, _ in rows], device=device)
         greedy_R = torch.tensor([request.sampling.temperature == 0 for request, _ in rows], device=device)
-        chosen_R = torch.where(greedy_R, logprobs_RV.argmax(-1), inverse_cdf(logprobs_RV, draws_R))
-        chosen_logprobs = logprobs_RV.gather(1, chosen_R[:, None])[:, 0].tolist()
-        if not all(map(math.isfinite, chosen_logprobs)):
+        draws_R = torch.tensor([draw for _, draw in rows], dtype=torch.float64, device=device)
+        logits_RV = fp32_logits(head, hidden_RD).div_(temperatures_R[:, None])
+        top_R1 = logits_RV.amax(-1, keepdim=True)
+        drawn_R, totals_R = inverse_cdf((logits_RV - top_R1).exp_(), draws_R)
+        chosen_R = torch.where(greedy_R, logits_RV.argmax(-1), drawn_R)
+        logprobs_R = (logits_RV.gather(1, chosen_R[:, None]) - top_R1)[:, 0] - totals_R.log()
+        if not logprobs_R.isfinite().all():
             raise UserError(f"with adapter {self.adapter} the model's probabilities are NaN; go back to an earlier one")
-        sampled = zip(chosen_R.tolist(), chosen_logprobs, strict=True)
+        sampled = zip(chosen_R.tolist(), logprobs_R.tolist(), strict=True)
         for each, after in guessed:
             for guess, (token, logprob) in zip((*after, None), list(islice(sampled, 1 + len(after))), strict=True):
                 each.take(token, logprob)
@@ -562,26 +564,33 @@ def longest_start(held: Sequence[Sequence[int]], wanted: Sequence[int], own: int
     return source, start
 
 
-def inverse_cdf(logprobs_SV: Tensor, draws_S: Tensor) -> Tensor:
-    """The token at which the cumulative probability passes a draw from [0, 1). 50,000 numbers are summed in fp64.
+def inverse_cdf(weights_RV: Tensor, draws_R: Tensor) -> tuple[Tensor, Tensor]:
+    """The token at which the sum of the weights passes a share of them, drawn from [0, 1); and the sum of all.
 
-    A token of probability 0 is never taken, however the sums are rounded.
+    Summed in fp64, by blocks and then within one. A token of weight 0 is never taken, however the sums are rounded.
 
-    Example: probabilities .2 .5 .3 and a draw of .6 give token 1; the same draw always gives the same token.
+    Example: weights 2 5 3 and a draw of .6 give token 1 and 10; the same draw always gives the same token.
     """
-    probabilities_SV = logprobs_SV.exp()
-    sums_SV = probabilities_SV.cumsum(-1, dtype=torch.float64)
-    wanted_S1 = (draws_S.double() * sums_SV[:, -1])[:, None]
-    chosen_S1 = torch.searchsorted(sums_SV, wanted_S1, right=True).clamp(max=logprobs_SV.shape[1] - 1)
-    if not probabilities_SV.gather(1, chosen_S1).all():
-        return first_above(sums_SV, probabilities_SV, draws_S)
-    return chosen_S1[:, 0]
+    size = math.gcd(weights_RV.shape[1], 256)
+    blocks_RNB = weights_RV.view(len(weights_RV), -1, size)
+    masses_RN = blocks_RNB.sum(-1, dtype=torch.float64)
+    sums_RN = masses_RN.cumsum(-1)
+    totals_R1 = sums_RN.amax(-1, keepdim=True)
+    wanted_R1 = draws_R[:, None] * totals_R1
+    block_R1 = first_above(sums_RN, masses_RN, wanted_R1)
+    before_R1 = (sums_RN - masses_RN).gather(1, block_R1)
+    within_RB = blocks_RNB[torch.arange(len(block_R1), device=block_R1.device), block_R1[:, 0]].double()
+    token_R1 = size * block_R1 + first_above(within_RB.cumsum(-1), within_RB, wanted_R1 - before_R1)
+    return token_R1[:, 0], totals_R1[:, 0]
 
 
-def first_above(sums_SV: Tensor, probabilities_SV: Tensor, draws_S: Tensor) -> Tensor:
-    """The same where sums fall now and then: a GPU adds in parallel, so they are rounded in different orders."""
-    sums_SV = sums_SV.masked_fill(probabilities_SV == 0, 0)
-    return (sums_SV > (draws_S.double() * sums_SV.amax(-1))[:, None]).int().argmax(-1)
+def first_above(sums_RN: Tensor, parts_RN: Tensor, wanted_R1: Tensor) -> Tensor:
+    """(R, 1): the first part that isn't 0 and whose sum is above the wanted one, or is the highest.
+
+    Not by a search: a GPU adds in parallel, so that sums may fall, as they are rounded in different orders.
+    """
+    sums_RN = sums_RN.masked_fill(parts_RN == 0, -torch.inf)
+    return ((sums_RN > wanted_R1) | (sums_RN == sums_RN.amax(-1, keepdim=True))).int().argmax(-1, keepdim=True)
 
 
 def slots_within(base: Any, wanted: int, longest: int) -> int:
@@ -644,27 +653,29 @@ def find_changes(folder: Path, base: str, shapes: Shapes, tied_vocabulary: int |
 def adding(layer: Any, change: Change) -> Callable[[Any, tuple[Tensor], Tensor], Tensor]:
     """A forward hook that makes the output of a linear layer with weights W that of one with W + sBA.
 
-    The weights stay as they are: rounded to bf16, W + sBA would be W again where an adapter is young. What is added is
-    computed in fp32. DoRA rescales the rows of W + sBA to learned magnitudes, https://arxiv.org/abs/2402.09353.
+    The weights stay as they are: rounded to bf16, W + sBA would be W again where an adapter is young. DoRA, which
+    rescales the rows of W + sBA to learned magnitudes (https://arxiv.org/abs/2402.09353), is computed in fp32.
     """
     parts = {name: part.to(layer.weight.device, torch.float32) for name, part in change.parts.items()}
-    first_DR, last_RO = parts["lora_A"].T.contiguous(), (change.scale * parts["lora_B"]).T.contiguous()
-    factor_O = None
-    if "lora_magnitude_vector" in parts:
-        factor_O = parts["lora_magnitude_vector"] / row_norms(layer, first_DR @ last_RO, change.transposed)
-        last_RO *= factor_O
+    first_DR, last_RO = parts["lora_A"].T.contiguous(), parts["lora_B"].T.contiguous()
+
+    @cache
+    def parts_in(dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        return first_DR.to(dtype), last_RO.to(dtype)
 
     def add(_: Any, inputs: tuple[Tensor], output: Tensor) -> Tensor:
-        low_NR = inputs[0].flatten(0, -2).float() @ first_DR
-        if output.dtype == torch.float32 and factor_O is None:
-            output.flatten(0, -2).addmm_(low_NR, last_RO)  # in place, which is faster; in bf16 it would round more
-            return output
-        added = (low_NR @ last_RO).view(output.shape)
-        if factor_O is not None:
-            added += (factor_O - 1) * (output if layer.bias is None else output - layer.bias)
-        return output.add_(added)
+        return with_adapter(output, inputs[0].to(output.dtype), *parts_in(output.dtype), change.scale)[0]
 
-    return add
+    if "lora_magnitude_vector" not in parts:
+        return add
+    norms_O = row_norms(layer, change.scale * first_DR @ last_RO, change.transposed)
+    factor_O = parts["lora_magnitude_vector"] / norms_O
+
+    def add_and_rescale(_: Any, inputs: tuple[Tensor], output: Tensor) -> Tensor:
+        added = (change.scale * factor_O) * (inputs[0].float() @ first_DR @ last_RO)
+        return output.add_(added + (factor_O - 1) * (output if layer.bias is None else output - layer.bias))
+
+    return add_and_rescale
 
 
 def row_norms(layer: Any, change_DO: Tensor, transposed: bool) -> Tensor:

@@ -96,15 +96,21 @@ def _blocks(hidden_ND: Tensor, weight_VD: Tensor) -> Tensor:
 # What an adapter adds
 
 
+def with_adapter(base: Tensor, input: Tensor, first_DR: Tensor, last_RO: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+    """base + scale * (input @ first) @ last, and input @ first: the same products when sampling and in training."""
+    low_NR = input.flatten(0, -2) @ first_DR
+    return torch.addmm(base.flatten(0, -2), low_NR, last_RO, alpha=scale).view(base.shape), low_NR
+
+
 class _Adapted(torch.autograd.Function):
     """base + scale * (input @ A.T) @ B.T in the type of `base`."""
 
     @staticmethod
     def forward(ctx: Any, base: Tensor, input: Tensor, first_RD: Tensor, last_OR: Tensor, scale: float) -> Tensor:
-        low_NR = input.flatten(0, -2) @ first_RD.to(input.dtype).T
+        added, low_NR = with_adapter(base, input, first_RD.to(input.dtype).T, last_OR.to(base.dtype).T, scale)
         ctx.save_for_backward(input, low_NR, first_RD, last_OR)
         ctx.scale = scale
-        return torch.addmm(base.flatten(0, -2), low_NR, last_OR.to(base.dtype).T, alpha=scale).view(base.shape)
+        return added
 
     @staticmethod
     @once_differentiable

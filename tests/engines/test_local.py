@@ -260,20 +260,28 @@ def test_with_an_adapter_it_samples_as_peft_does_and_without_it_as_before(tmp_pa
 
 
 def test_inverse_cdf_by_hand():
-    logprobs = torch.tensor([[0.2, 0.5, 0.3]]).log().expand(4, 3)
-    assert inverse_cdf(logprobs, torch.tensor([0.0, 0.19, 0.6, 0.9999999])).tolist() == [0, 0, 1, 2]
-    # A token of probability 0 is never drawn, neither the first nor the last nor one in between.
-    edges = torch.tensor([0.0, 1 - 2**-53], dtype=torch.float64)
-    holes = torch.tensor([[0.0, 1.0, 0.0]]).log().expand(2, 3)
-    assert inverse_cdf(holes, edges).tolist() == [1, 1]
-    holes = torch.tensor([[0.0, 0.0, 0.25, 0.0, 0.75, 0.0]]).log().expand(4, 6)
-    draws = torch.tensor([0.0, 0.2, 0.3, 1 - 2**-53], dtype=torch.float64)
-    assert inverse_cdf(holes, draws).tolist() == [2, 2, 4, 4]
-    # Sums that fall by rounding: a search among them may end at any token, but tokens 0 and 3 have probability 0.
-    some = torch.tensor([[0.0, 0.5, 0.5, 0.0]], dtype=torch.float64).expand(3, 4)
-    sums = torch.tensor([[0.0, 0.5, 1.0 - 2**-53, 1.0]], dtype=torch.float64).expand(3, 4)
-    draws = torch.tensor([0.0, 0.5, 1 - 2**-53], dtype=torch.float64)
-    assert first_above(sums, some, draws).tolist() == [1, 1, 2]
+    def tokens(weights, *draws):
+        drawn, totals = inverse_cdf(torch.tensor([weights] * len(draws)), torch.tensor(draws, dtype=torch.float64))
+        assert totals.tolist() == [sum(weights)] * len(draws)
+        return drawn.tolist()
+
+    assert tokens([2.0, 5.0, 3.0], 0.0, 0.19, 0.2, 0.6, 0.7, 0.9999999) == [0, 0, 1, 1, 2, 2]
+    # A token of weight 0 is never drawn, neither the first nor the last nor one in between.
+    assert tokens([0.0, 1.0, 0.0], 0.0, 1 - 2**-53) == [1, 1]
+    assert tokens([0.0, 0.0, 0.25, 0.0, 0.75, 0.0], 0.0, 0.2, 0.3, 1 - 2**-53) == [2, 2, 4, 4]
+    # Blocks of 256 tokens, of which the first and the last have no weight, the second 3 + 1 and the third 4.
+    blocks = torch.zeros(4, 256)
+    blocks[1, 7], blocks[1, 250], blocks[2, 9] = 3.0, 1.0, 4.0
+    expected = [256 + 7, 256 + 7, 256 + 250, 256 + 250, 512 + 9, 512 + 9]
+    assert tokens(blocks.flatten().tolist(), 0.0, 0.37, 0.38, 0.49, 0.5, 1 - 2**-53) == expected
+
+
+def test_what_is_first_above_sums_that_fall_by_rounding():
+    """A search among them may end anywhere, but parts 0 and 3 are 0."""
+    parts = torch.tensor([[0.0, 0.5, 0.5, 0.0]], dtype=torch.float64).expand(4, 4)
+    sums = torch.tensor([[0.0, 0.5, 1.0 - 2**-53, 1.0]], dtype=torch.float64).expand(4, 4)
+    wanted = torch.tensor([[-(2**-53)], [0.0], [0.5], [1.0]], dtype=torch.float64)
+    assert first_above(sums, parts, wanted).tolist() == [[1], [1], [2], [2]]
 
 
 @pytest.mark.parametrize("draw", [1 - 2**-53, 1 - 2**-25, 1 - 2**-26, 1 - 2**-24, 0.0, 2**-53])
