@@ -658,24 +658,22 @@ def adding(layer: Any, change: Change) -> Callable[[Any, tuple[Tensor], Tensor],
     """
     parts = {name: part.to(layer.weight.device, torch.float32) for name, part in change.parts.items()}
     first_DR, last_RO = parts["lora_A"].T.contiguous(), parts["lora_B"].T.contiguous()
+    factor_O = None
+    if "lora_magnitude_vector" in parts:
+        norms_O = row_norms(layer, change.scale * first_DR @ last_RO, change.transposed)
+        factor_O = parts["lora_magnitude_vector"] / norms_O
 
     @cache
     def parts_in(dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         return first_DR.to(dtype), last_RO.to(dtype)
 
     def add(_: Any, inputs: tuple[Tensor], output: Tensor) -> Tensor:
-        return with_adapter(output, inputs[0].to(output.dtype), *parts_in(output.dtype), change.scale)[0]
-
-    if "lora_magnitude_vector" not in parts:
-        return add
-    norms_O = row_norms(layer, change.scale * first_DR @ last_RO, change.transposed)
-    factor_O = parts["lora_magnitude_vector"] / norms_O
-
-    def add_and_rescale(_: Any, inputs: tuple[Tensor], output: Tensor) -> Tensor:
-        added = (change.scale * factor_O) * (inputs[0].float() @ first_DR @ last_RO)
+        if factor_O is None:
+            return with_adapter(output, inputs[0].to(output.dtype), *parts_in(output.dtype), change.scale)[0]
+        added = change.scale * factor_O * (inputs[0].float() @ first_DR @ last_RO)
         return output.add_(added + (factor_O - 1) * (output if layer.bias is None else output - layer.bias))
 
-    return add_and_rescale
+    return add
 
 
 def row_norms(layer: Any, change_DO: Tensor, transposed: bool) -> Tensor:
