@@ -187,9 +187,9 @@ def test_a_share_of_the_way_by_hand():
 def test_a_sampler_that_takes_the_likeliest_tokens_alone_is_noticed(tiny, tmp_path):
     """Its log-probabilities are right; only the tokens are no draws."""
 
-    def cut(logprobs_RV, draws_R):
-        lowest_R = logprobs_RV.topk(10).values[:, -1:]
-        return inverse_cdf(logprobs_RV.masked_fill(logprobs_RV < lowest_R, -torch.inf).log_softmax(-1), draws_R)
+    def cut(weights_RV, draws_R):
+        _, totals_R = inverse_cdf(weights_RV, draws_R)
+        return inverse_cdf(weights_RV * (weights_RV >= weights_RV.topk(10).values[:, -1:]), draws_R)[0], totals_R
 
     with patch("forage.engines.local.inverse_cdf", cut), refused("likelier than draws from the policy, by [01].*top-k"):
         train(tiny_options(tiny, tmp_path / "run", eval_every=0, on_collapse="stop"))
