@@ -132,8 +132,10 @@ class Audit:
             share = distance(there, made) / changed if changed else np.inf
             self.furthest = max(self.furthest, share)
             if self.same or share > BESIDE:
+                rounds = "; a run resumed with another --token-budget rounds otherwise" if share <= BESIDE else ""
                 raise UserError(
-                    f"{there} is not what the steps before come to: it is {share:.0%} of the last one's change away"
+                    f"{there} is not what the steps before come to: it is {share:.2g} of the last one's change away"
+                    + rounds
                 )
         if version:
             ours, theirs = (reproducible(each[version - 1]) for each in (read_stats(self.again), self.steps))
