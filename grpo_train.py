@@ -74,9 +74,9 @@ def main(
         name, asked = options.update.teacher, [*questions["train"].values()]
         teacher = open_teacher(name, rollout, policy_manifest, settings, asked, learner) if name else None
         manifest = first_alone(lambda: agreed)
-        measured = manifest.weights.keys() & MEASURED
+        measured = MEASURED in manifest.weights
         if measured and options.replace_flat:
-            raise UserError(f"--replace-flat looks at episodes before {min(measured)} is measured; leave it out")
+            raise UserError(f"--replace-flat looks at episodes before {MEASURED} is measured; leave it out")
         gains = open_gains(manifest.weights, policy_manifest, settings, questions) if measured else None
         with closing(
             (open_play or play_as_asked)(options, settings, make_rewards, questions, manifest.embedder)

@@ -223,7 +223,7 @@ def get_format_reward(episodes: Sequence[Episode], questions: Sequence[Question]
     ]
 
 
-# Rewards that the trainer measures, since only it has the policy (forage/grpo/gain.py).
+# What the trainer measures, since only it has the policy (forage/grpo/gain.py).
 
 
 def get_information_gain(episodes: Sequence[Episode], questions: Sequence[Question]) -> list[None]:
@@ -236,16 +236,7 @@ def get_information_gain(episodes: Sequence[Episode], questions: Sequence[Questi
     return [None for _ in zip(episodes, questions, strict=True)]
 
 
-def get_evidence(episodes: Sequence[Episode], questions: Sequence[Question]) -> list[None]:
-    """By how much likelier the answer is after what was found than after what another question's episode found.
-
-    An answer from memory, or one that fits the topic whatever was found, earns nothing; nor does no answer. Example:
-    the tokens of the last turn have a probability of .9, and of .3 with another's results: .6.
-    """
-    return [None for _ in zip(episodes, questions, strict=True)]
-
-
-MEASURED: dict[str, RewardFunction] = {"information_gain": get_information_gain, "evidence": get_evidence}
+MEASURED = "information_gain"
 
 
 # Combination: an episode's named rewards become one. Pure functions of arrays.
@@ -286,13 +277,12 @@ def rewards_of(
 
 
 def checked(functions: Mapping[str, RewardFunction]) -> Mapping[str, RewardFunction]:
-    """The same; refuses another function by a name of MEASURED, and one of those by another name."""
+    """The same; refuses another function by the name of what the trainer measures, and that by another name."""
     for name, function in functions.items():
-        plain = getattr(function, "func", function)
-        if MEASURED.get(name) is not (plain if plain in MEASURED.values() else None):
+        if (getattr(function, "func", function) is get_information_gain) != (name == MEASURED):
             raise UserError(
-                f"reward {name!r}: the trainer measures information_gain and evidence by these names alone; give it "
-                "another name, or its function of forage/agent/rewards.py this one"
+                f"reward {name!r}: the trainer measures {MEASURED} by this name alone; give it another name, or "
+                "get_information_gain this one"
             )
     return functions
 

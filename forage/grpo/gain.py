@@ -1,4 +1,4 @@
-"""Gain: rewards without labels, which the trainer measures by how likely answers are to the policy that learns.
+"""Gain: a reward without labels, which the trainer measures by how likely answers are to the policy that learns.
 
 How likely an answer is: the geometric mean of its tokens' probabilities.
 """
@@ -9,27 +9,25 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
 
 import numpy as np
 
 from forage.agent.episode import Episode
 from forage.agent.options import AgentSettings
 from forage.agent.protocol import Protocol
-from forage.agent.rewards import has_reference, weighed
+from forage.agent.rewards import MEASURED, has_reference, weighed
 from forage.data.splits import Splits
-from forage.errors import UserError
 from forage.grpo.learner import Learner
 from forage.grpo.update import UpdateContext
 from forage.policy.manifest import PolicyManifest
-from forage.policy.packing import Row, TokenBatch, Tokens, common_start
+from forage.policy.packing import Row, TokenBatch, Tokens
 
 Likely = Callable[[Sequence[Row]], list[float]]
 
 
 @dataclass(frozen=True)
 class Gains:
-    """The rewards that the trainer measures of a run's episodes."""
+    """Measures the information gain of a run's episodes."""
 
     weights: Mapping[str, float]
     """Of all rewards of the run."""
@@ -39,18 +37,15 @@ class Gains:
     """The tokens before an answer."""
 
     def measured(self, learner: Learner, episodes: Sequence[Episode], context: UpdateContext) -> list[Episode]:
-        """The episodes with these rewards too."""
+        """The episodes with this reward too."""
 
         def likely(rows: Sequence[Row]) -> list[float]:
             scored = partial(likelihoods, rows, learner, context.temperature)
             with context.fitting(learner, rows) as fitting:
                 return list(fitting(lambda tokens: scored(partial(context.pack, budget=tokens))))
 
-        columns = {name: measure(self, episodes, likely) for name, measure in MEASURES.items() if name in self.weights}
-        rows = [
-            {**episode.rewards, **{name: column[number] for name, column in columns.items()}}
-            for number, episode in enumerate(episodes)
-        ]
+        gained = information_gain(self, episodes, likely)
+        rows = [{**episode.rewards, MEASURED: gain} for episode, gain in zip(episodes, gained, strict=True)]
         rewards_NR = np.array([[row.get(name) for name in self.weights] for row in rows], dtype=np.float64)
         return weighed(episodes, rewards_NR, self.weights)
 
@@ -58,8 +53,6 @@ class Gains:
 def open_gains(
     weights: Mapping[str, float], policy: PolicyManifest, settings: AgentSettings, questions: Splits
 ) -> Gains:
-    if "evidence" in weights and settings.search_only:
-        raise UserError("evidence is of an answer, and this policy only searches; give --weights information_gain=1")
     protocol, room = Protocol.of_policy(policy, settings), settings.max_turn_tokens
     answers = {
         name: tuple(protocol.encode(protocol.harmless(question.answer))[:room]) if has_reference(question) else ()
@@ -100,54 +93,3 @@ def read_by(episode: Episode) -> tuple[int, int]:
         return len(episode.ids), len(episode.ids)
     first, last = episode.turns[0], episode.turns[-1]
     return first.start, last.start if last.end == len(episode.ids) else len(episode.ids)
-
-
-def evidence(gains: Gains, episodes: Sequence[Episode], likely: Likely) -> list[float | None]:
-    """See `get_evidence`."""
-    del gains  # references don't count
-    found = {each.question_id: results_of(each) for each in episodes if each.hits and results_of(each)}
-    if len(found) < 2:  # there are no other results
-        return [None] * len(episodes)
-    others = dict(zip(found, [*list(found.values())[1:], *list(found.values())[:1]], strict=True))
-    answered = [n for n, episode in enumerate(episodes) if episode.stop == "answer" and results_of(episode)]
-    own = [answer_after(results_of(episodes[n]), episodes[n]) for n in answered]
-    other = [answer_after(others[episodes[n].question_id], episodes[n]) for n in answered]
-    known = likely([*own, *other]) if answered else []
-    gained = dict(zip(answered, np.subtract(known[: len(own)], known[len(own) :]).clip(0).tolist(), strict=True))
-    return [gained.get(number, 0.0) for number in range(len(episodes))]
-
-
-def results_of(episode: Episode) -> list[tuple[int, ...]]:
-    """The tokens between its turns."""
-    return [episode.ids[before.end : after.start] for before, after in pairwise(episode.turns)]
-
-
-def answer_after(results: Sequence[tuple[int, ...]], episode: Episode) -> Row:
-    """The episode with other results between its turns, the last of them again where there are too few.
-
-    None is longer than the one in whose place it stands, so that the row fits where the episode did. Only the last turn
-    is marked.
-    """
-    first, *later = episode.turns
-    ids = list(episode.ids[: first.end])
-    for number, (turn, own) in enumerate(zip(later, results_of(episode), strict=True)):
-        ids += [*shortened(results[min(number, len(results) - 1)], own), *episode.ids[turn.start : turn.end]]
-    marked = episode.mask[later[-1].start : later[-1].end]
-    return Row(tuple(ids), (*[0] * (len(ids) - len(marked)), *marked))
-
-
-def shortened(result: tuple[int, ...], own: tuple[int, ...]) -> tuple[int, ...]:
-    """As long as `own` at most; what both end with, the beginning of the next turn, stays.
-
-    Example: 1 2 3 4 9 beside 7 8 9 gives 1 2 9.
-    """
-    if len(result) <= len(own):
-        return result
-    end = common_start(result[::-1], own[::-1])
-    return (*result[: len(own) - end], *result[len(result) - end :])
-
-
-MEASURES: dict[str, Callable[[Gains, Sequence[Episode], Likely], list[float | None]]] = {
-    "information_gain": information_gain,
-    "evidence": evidence,
-}

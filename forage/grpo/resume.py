@@ -19,11 +19,11 @@ from safetensors import SafetensorError
 
 from forage.agent.episode import Episode, compress, episode_files, read_episodes
 from forage.agent.options import AgentSettings, weights_named
-from forage.agent.rewards import MakeRewards
+from forage.agent.rewards import MEASURED, MakeRewards
 from forage.data.splits import Splits, in_rounds
 from forage.errors import UserError, first_line
 from forage.files import remove_folder
-from forage.grpo.gain import MEASURES
+from forage.grpo.gain import information_gain
 from forage.grpo.learner import Learner
 from forage.grpo.losses import advantage_named, loss_named
 from forage.grpo.options import FREE, HINT, TrainOptions
@@ -143,7 +143,7 @@ def agree_on_run(options: TrainOptions, settings: AgentSettings, make_rewards: M
     parts = {loss: loss_named(loss), advantage: advantage_named(advantage)}  # fails before anything is loaded
     own, teacher = [part for name, part in parts.items() if ":" in name], options.update.teacher
     own += [get_hints_named()] if teacher == HINT else []
-    own += [measure for name, measure in MEASURES.items() if name in weights_named(options.rollout.weights)]
+    own += [information_gain] if MEASURED in weights_named(options.rollout.weights) else []
     now = manifest_now(options.rollout, settings, make_rewards, run_dir, known, options, own)
     if teacher not in ("", HINT) and "://" not in teacher:
         policy = read_policy_manifest(options.rollout.policy)

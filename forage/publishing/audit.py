@@ -152,7 +152,7 @@ class Audit:
         questions = [rollout.by_id[plan.split][episode.question_id] for episode in episodes]
         for old, new in zip(episodes, rollout.reward(episodes, questions), strict=True):
             for name, value in new.rewards.items():
-                if name not in MEASURED and abs(old.rewards.get(name, np.inf) - value) > ROUNDING:
+                if name != MEASURED and abs(old.rewards.get(name, np.inf) - value) > ROUNDING:
                     raise UserError(
                         f"{plan.name}: episode {old.id} has {name} {old.rewards.get(name)}, and earns {value}"
                     )

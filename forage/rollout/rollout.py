@@ -202,7 +202,7 @@ class Rollout:
         questions = [question for by_id in self.by_id.values() for question in by_id.values()]
         self.reward_trial(next(filter(has_reference, questions), questions[0]))
         without = [question for question in questions if not has_reference(question)]
-        tried = [name for name in self.functions if without and name not in MEASURED]
+        tried = [name for name in self.functions if without and name != MEASURED]
         missing = [name for name in tried if name not in self.reward_trial(without[0]).rewards]
         if missing:
             effect = "left out of the run" if len(without) == len(questions) else "left out of their episodes"

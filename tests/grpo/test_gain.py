@@ -2,24 +2,14 @@
 
 import json
 import math
-from dataclasses import replace
 from functools import partial
 
 import pytest
 import torch
 
 from forage.agent.episode import Episode, Search, Turn, read_episodes
-from forage.agent.rewards import MEASURED, get_evidence, get_information_gain, get_mrr, rewards_of
-from forage.grpo.gain import (
-    MEASURES,
-    Gains,
-    answer_after,
-    evidence,
-    information_gain,
-    likelihoods,
-    results_of,
-    shortened,
-)
+from forage.agent.rewards import get_information_gain, get_mrr, rewards_of
+from forage.grpo.gain import Gains, information_gain, likelihoods
 from forage.grpo.learner import Learner
 from forage.policy.manifest import read_policy_manifest
 from forage.policy.packing import Row, pack, pack_trees
@@ -67,43 +57,11 @@ def test_the_gain_is_of_the_reference_after_the_last_result_over_the_prompt():
     assert information_gain(gains(a=()), [answered], likely) == [None]
 
 
-def test_what_is_opened_for_is_what_is_measured():
-    assert MEASURES.keys() == MEASURED.keys()
-
-
-def test_evidence_is_the_answers_own_over_that_with_another_questions_results():
-    first = episode("a/0", (1, 2, 3, 4, 5, 6), (1, 3), (4, 6))
-    longer = episode("b/0", (1, 2, 3, 7, 2, 3, 8, 5, 6), (1, 3), (4, 6), (7, 9))
-    again = episode("c/0", (1, 2, 3, 4, 5, 6), (1, 3), (4, 6))
-    silent = episode("c/1", (1, 2, 3, 4), (1, 3), stop="turns")
-    likely = known(_123456=0.9, _123756=0.3, _123723856=0.5, _123423456=0.8)
-    # a reads b's first result, b reads c's only one twice, c reads a's, which is its own.
-    assert evidence(gains(), [first, longer, again, silent], likely) == pytest.approx([0.6, 0.0, 0.0, 0.0])
-    assert likely.asked[0] == ((1, 2, 3, 4, 5, 6), (0, 0, 0, 0, 0, 1))  # the answer alone is marked
-    assert likely.asked[4] == ((1, 2, 3, 4, 2, 3, 4, 5, 6), (0,) * 8 + (1,))
-    assert evidence(gains(), [first, replace(first, id="a/1")], likely) == [None, None]
-    assert evidence(gains(), [first, replace(again, searches=())], likely) == [None, None]  # it found nothing
-
-
-def test_other_results_are_no_longer_than_the_own():
-    """What both end with is the beginning of the next turn, which stays."""
-    assert shortened((1, 2, 3, 4, 9), (7, 8, 9)) == (1, 2, 9)
-    assert shortened((1, 9), (7, 8, 9)) == (1, 9)
-    long = episode("b/0", (1, 2, 3, 7, 7, 7, 7, 8, 5, 6), (1, 3), (8, 10))
-    row = answer_after(results_of(long), episode("a/0", (1, 2, 3, 4, 4, 8, 5, 6), (1, 3), (6, 8)))
-    assert row == ((1, 2, 3, 7, 7, 8, 5, 6), (0, 0, 0, 0, 0, 0, 0, 1))
-
-
-def test_the_names_are_kept_for_what_is_measured():
-    for name, function in (("evidence", get_mrr), ("gain", get_information_gain), ("evidence", get_information_gain)):
-        with refused(r"the trainer measures information_gain and evidence by these names alone"):
+def test_the_name_is_kept_for_what_is_measured():
+    for name, function in (("information_gain", get_mrr), ("gain", get_information_gain)):
+        with refused(r"the trainer measures information_gain by this name alone"):
             rewards_of(lambda embedder, name=name, function=function: {name: partial(function)}, None, None)
-    assert rewards_of(lambda embedder: {"evidence": get_evidence}, None, None)
-
-
-def test_evidence_wants_answers(tiny, tmp_path):
-    with refused(r"evidence is of an answer, and this policy only searches"):
-        train(tiny_options(tiny, tmp_path / "run", weights=("evidence=1", "even=1"), max_turns=1))
+    assert rewards_of(lambda embedder: {"information_gain": get_information_gain}, None, None)
 
 
 @pytest.mark.parametrize("packing", [pack, pack_trees])
@@ -117,7 +75,7 @@ def test_likelihoods_are_geometric_means_by_the_policy_without_dropout(tiny, pac
         assert value == pytest.approx(math.exp(logprobs_T.mean().item()), rel=1e-5)
 
 
-WEIGHED = {"weights": ("information_gain=3", "evidence=1", "even=1"), "search_first": True, "max_turns": 3}
+WEIGHED = {"weights": ("information_gain=3", "even=1"), "search_first": True, "max_turns": 3}
 
 
 def test_a_run_learns_from_what_only_its_trainer_measures_and_resumes_exactly(tiny, tmp_path):
@@ -125,10 +83,10 @@ def test_a_run_learns_from_what_only_its_trainer_measures_and_resumes_exactly(ti
     whole, evaluations = stats_of(tmp_path / "whole"), json.loads((tmp_path / "whole/evaluations.json").read_text())
     assert len(set(whole[0]["rewards"]["information_gain"])) == 3  # one a question, whose search is written for it
     for stats in whole:
-        for gain, proof, even, overall in zip(
-            *(stats["rewards"][name] for name in ("information_gain", "evidence", "even", "overall")), strict=True
+        for gain, even, overall in zip(
+            *(stats["rewards"][name] for name in ("information_gain", "even", "overall")), strict=True
         ):
-            assert overall == pytest.approx((3 * gain + proof + even) / 5)
+            assert overall == pytest.approx((3 * gain + even) / 4)
     assert 0 < evaluations["2"]["information_gain"]["mean"] < 1
     played = read_episodes(tmp_path / "whole" / "episodes" / "000000" / "trainer.jsonl")
     assert [each.reward for each in played] == whole[0]["rewards"]["overall"]  # what verdicts and pages read
@@ -139,5 +97,5 @@ def test_a_run_learns_from_what_only_its_trainer_measures_and_resumes_exactly(ti
 
 
 def test_flat_groups_are_not_replaced_by_rewards_that_come_later(tiny, tmp_path):
-    with refused(r"--replace-flat looks at episodes before (evidence|information_gain) is measured"):
+    with refused(r"--replace-flat looks at episodes before information_gain is measured"):
         train(tiny_options(tiny, tmp_path / "run", replace_flat=2, **WEIGHED))
