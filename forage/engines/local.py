@@ -23,7 +23,6 @@ from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from functools import cache
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
@@ -521,14 +520,14 @@ class LocalEngine(Engine):
         as long as it is the one that was guessed, the one after."""
         _, head = decoder_and_head(self.model)
         rows = [(each.request, draw) for each, after in guessed for draw in each.draws[: 1 + len(after)]]
-        device = hidden_RD.device
-        temperatures_R = torch.tensor([request.sampling.temperature or 1.0 for request, _ in rows], device=device)
-        greedy_R = torch.tensor([request.sampling.temperature == 0 for request, _ in rows], device=device)
-        draws_R = torch.tensor([draw for _, draw in rows], dtype=torch.float64, device=device)
-        logits_RV = fp32_logits(head, hidden_RD).div_(temperatures_R[:, None])
+        temperatures_R = hidden_RD.new_tensor(
+            [request.sampling.temperature for request, _ in rows], dtype=torch.float32
+        )
+        draws_R = hidden_RD.new_tensor([draw for _, draw in rows], dtype=torch.float64)
+        logits_RV = fp32_logits(head, hidden_RD).div_(temperatures_R.where(temperatures_R > 0, 1)[:, None])
         top_R1 = logits_RV.amax(-1, keepdim=True)
         drawn_R, totals_R = inverse_cdf((logits_RV - top_R1).exp_(), draws_R)
-        chosen_R = torch.where(greedy_R, logits_RV.argmax(-1), drawn_R)
+        chosen_R = torch.where(temperatures_R > 0, drawn_R, logits_RV.argmax(-1))
         logprobs_R = (logits_RV.gather(1, chosen_R[:, None]) - top_R1)[:, 0] - totals_R.log()
         if not logprobs_R.isfinite().all():
             raise UserError(f"with adapter {self.adapter} the model's probabilities are NaN; go back to an earlier one")
@@ -663,13 +662,9 @@ def adding(layer: Any, change: Change) -> Callable[[Any, tuple[Tensor], Tensor],
         norms_O = row_norms(layer, change.scale * first_DR @ last_RO, change.transposed)
         factor_O = parts["lora_magnitude_vector"] / norms_O
 
-    @cache
-    def parts_in(dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        return first_DR.to(dtype), last_RO.to(dtype)
-
     def add(_: Any, inputs: tuple[Tensor], output: Tensor) -> Tensor:
         if factor_O is None:
-            return with_adapter(output, inputs[0].to(output.dtype), *parts_in(output.dtype), change.scale)[0]
+            return with_adapter(output, inputs[0].to(output.dtype), first_DR, last_RO, change.scale)[0]
         added = change.scale * factor_O * (inputs[0].float() @ first_DR @ last_RO)
         return output.add_(added + (factor_O - 1) * (output if layer.bias is None else output - layer.bias))
 

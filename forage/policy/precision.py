@@ -98,8 +98,8 @@ def _blocks(hidden_ND: Tensor, weight_VD: Tensor) -> Tensor:
 
 def with_adapter(base: Tensor, input: Tensor, first_DR: Tensor, last_RO: Tensor, scale: float) -> tuple[Tensor, Tensor]:
     """base + scale * (input @ first) @ last, and input @ first: the same products when sampling and in training."""
-    low_NR = input.flatten(0, -2) @ first_DR
-    return torch.addmm(base.flatten(0, -2), low_NR, last_RO, alpha=scale).view(base.shape), low_NR
+    low_NR = input.flatten(0, -2) @ first_DR.to(input.dtype)
+    return torch.addmm(base.flatten(0, -2), low_NR, last_RO.to(base.dtype), alpha=scale).view(base.shape), low_NR
 
 
 class _Adapted(torch.autograd.Function):
@@ -107,7 +107,7 @@ class _Adapted(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, base: Tensor, input: Tensor, first_RD: Tensor, last_OR: Tensor, scale: float) -> Tensor:
-        added, low_NR = with_adapter(base, input, first_RD.to(input.dtype).T, last_OR.to(base.dtype).T, scale)
+        added, low_NR = with_adapter(base, input, first_RD.T, last_OR.T, scale)
         ctx.save_for_backward(input, low_NR, first_RD, last_OR)
         ctx.scale = scale
         return added
