@@ -221,10 +221,9 @@ def check_attention(model: Any) -> None:
 # The engine
 
 SLOTS = 64  # most sequences at a time
-LOGIT_BYTES = 8  # of each token that may come next, while one is drawn: its logit and its weight, in fp32
-
 KEYS_STEP = 64  # divides GROW, so that the slots are as long
 LAST, GUESSES = 3, 3  # tokens that must have stood there before, and tokens that are then guessed
+LOGIT_BYTES = 8 * (1 + GUESSES)  # of each token that may come next: a logit and a weight in fp32, for each one drawn
 START_TOKENS = 2048  # of the requests that start in one pass; more would gain nothing and take memory
 
 
@@ -656,7 +655,7 @@ def adding(layer: Any, change: Change) -> Callable[[Any, tuple[Tensor], Tensor],
     rescales the rows of W + sBA to learned magnitudes (https://arxiv.org/abs/2402.09353), is computed in fp32.
     """
     parts = {name: part.to(layer.weight.device, torch.float32) for name, part in change.parts.items()}
-    first_DR, last_RO = parts["lora_A"].T.contiguous(), parts["lora_B"].T.contiguous()
+    first_DR, last_RO = parts["lora_A"].T, parts["lora_B"].T
     factor_O = None
     if "lora_magnitude_vector" in parts:
         norms_O = row_norms(layer, change.scale * first_DR @ last_RO, change.transposed)

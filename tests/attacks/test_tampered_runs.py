@@ -60,7 +60,7 @@ def edited_log_probability(runs):
         return episode
 
     change_episodes(runs / "run", 1, change)
-    return "adapters/v000002 is not what the steps before come to: it is .* of the last one's change away"
+    return "adapters/v000002 is not what the steps before come to: it is [0-9.e+-]+ of the last one's change away"
 
 
 def other_episodes(runs):
@@ -72,7 +72,9 @@ def other_episodes(runs):
 def adapter_of_elsewhere(runs):
     path = runs / "run/adapters/v000003/adapter_model.safetensors"
     save_file({name: weight + 1e-6 for name, weight in load_file(path).items()}, path)
-    return "adapters/v000003 is not what the steps before come to: it is 0.0.* away; a run resumed"
+    return (
+        "adapters/v000003 is not what the steps before come to: it is 0.00[0-9]+ of the last one's change away; a run"
+    )
 
 
 def dropped_step(runs):
