@@ -47,9 +47,11 @@ def changed(rng, content):
         with contextlib.suppress(ValueError):
             whole = json.loads(content) if content[:1] == b"{" and len(lines) != len(content.split(b"\n{")) else None
             number = 0 if whole else rng.randrange(len(lines))
-            value, words = changed_value(rng, whole or json.loads(lines[number]))
-            text = json.dumps(value).encode()
-            return (text if whole else b"".join([*lines[:number], text + b"\n", *lines[number + 1 :]])), words
+            value = whole or json.loads(lines[number])
+            if value and isinstance(value, dict | list):  # a line of a binary file can be a bare number
+                value, words = changed_value(rng, value)
+                text = json.dumps(value).encode()
+                return (text if whole else b"".join([*lines[:number], text + b"\n", *lines[number + 1 :]])), words
     place = rng.randrange(len(content))
     part = rng.choice([b"", bytes([content[place] ^ 1 << rng.randrange(8)]), b"\n", b"\0", b"\xff", b"7", b'"'])
     if rng.random() < 0.1:
