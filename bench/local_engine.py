@@ -1,11 +1,11 @@
 """LocalEngine compared with `model.generate` on the unmerged PEFT model, and with a vLLM server.
 
-    python -m bench.local_engine --data runs/bench/data --policy runs/bench/policy
+    python -m bench.local_engine --data runs/bench/data --policy runs/bench/policy --url http://localhost:8000
 
 Plays 8 questions with 8 episodes each, whose turns and results come from a teacher's episodes. All engines sample as
 many tokens as each turn has, from the same prompts. `model.generate` is used as in a first script: pad the prompts of a
-group on the left, generate, go to the next turn, then to the next group. A vLLM server, if it is installed or --url
-names one, plays the same episodes, all at once like ours. Loading the adapter is included for each.
+group on the left, generate, go to the next turn, then to the next group. The vLLM server that --url names plays the
+same episodes, all at once like ours. Loading the adapter is included for each.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from bench.harness import VLLM, Bar, finish, in_turns, ratios, seconds_of, serving
+from bench.harness import Bar, finish, in_turns, ratios, seconds_of
 from forage.agent.episode import Episode
 from forage.agent.options import AgentSettings
 from forage.agent.protocol import Protocol
@@ -49,7 +49,7 @@ class Options:
     group: int = 8
     """Episodes of each question."""
     url: str = ""
-    """A vLLM server of the policy's base; left out: one is started if there is a .venv-vllm."""
+    """A vLLM server of the policy's base (make vllm-cpu); left out: without it."""
     rounds: int = 1
     """How often ours and `model.generate` are measured, taking turns."""
 
@@ -66,9 +66,8 @@ def main(options: Options) -> None:
     }
     found = in_turns(ways, options.rounds)
     bars = [Bar("ours / plain tokens/s", ratios(found["plain"], found["ours"]), 4)]
-    if options.url or VLLM.exists():
-        with serving(options.url, Path("runs/vllm.log")) as url:
-            served = asyncio.run(seconds_served(url, adapter, episodes))
+    if options.url:
+        served = asyncio.run(seconds_served(options.url, adapter, episodes))
         found["vLLM"] = [served]
         bars.append(Bar("ours / vLLM server tokens/s", ratios([served], found["ours"][:1])))
     for name, seconds in found.items():

@@ -34,8 +34,8 @@ BUDGETS = {
     "forage/runs": (9_622, 5),
     "forage/sft": (4_518, 3),
     "forage/store": (12_185, 10),
-    "bench": (27_412, 14),
-    "tests": (227_700, 50),
+    "bench": (27_543, 14),
+    "tests": (227_746, 50),
 }
 ROAD = {"files": 61, "functions": 580, "lines": 5_330}  # with bf16 units; without them some 70 lines fewer are called
 OPTIONS = {"grpo_train": 60}

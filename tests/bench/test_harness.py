@@ -6,8 +6,9 @@ import sys
 
 import pytest
 
+from bench import table
 from bench.harness import BARS, Bar, alone, finish
-from bench.table import Row, measured
+from bench.table import Options, Row, measured, share_taken
 from tests import ROOT
 from tests.refusals import refused
 
@@ -53,3 +54,14 @@ def test_a_row_is_run_and_its_bars_decide(monkeypatch):
     assert (short.reached, short.why) == (False, "")
     failed = run("raise SystemExit(3)")
     assert (failed.bars, failed.reached, failed.why) == ((), False, "failed with status 3, as it says above")
+
+
+def test_a_busy_machine_is_refused(tmp_path, monkeypatch):
+    source = tmp_path / "stat"
+    source.write_text("cpu  10 0 10 80 0 0")
+    later = "cpu  35 0 15 140 10 0"  # of 100 ticks, 60 idle and 10 waiting
+    monkeypatch.setattr(table.time, "sleep", lambda _: source.write_text(later))
+    assert share_taken(source) == pytest.approx(0.3)
+    monkeypatch.setattr(table, "share_taken", lambda: 0.3)
+    with refused("other processes take 30% of the cores"):
+        table.main(Options())
