@@ -22,7 +22,6 @@ from typing import Any
 from forage.agent.options import AGENT_FILE, write_agent
 from forage.agent.rewards import MEASURED, MakeRewards
 from forage.arguments import run_script
-from forage.errors import UserError
 from forage.grpo.options import PRESETS, TrainOptions
 from forage.processes import first_alone, is_first, leave_processes
 from grpo_rollout import get_reward_functions
@@ -75,8 +74,6 @@ def main(
         teacher = open_teacher(name, rollout, policy_manifest, settings, asked, learner) if name else None
         manifest = first_alone(lambda: agreed)
         measured = MEASURED in manifest.weights
-        if measured and options.replace_flat:
-            raise UserError(f"--replace-flat looks at episodes before {MEASURED} is measured; leave it out")
         gains = open_gains(manifest.weights, policy_manifest, settings, questions) if measured else None
         with closing(
             (open_play or play_as_asked)(options, settings, make_rewards, questions, manifest.embedder)

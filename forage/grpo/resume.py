@@ -143,7 +143,10 @@ def agree_on_run(options: TrainOptions, settings: AgentSettings, make_rewards: M
     parts = {loss: loss_named(loss), advantage: advantage_named(advantage)}  # fails before anything is loaded
     own, teacher = [part for name, part in parts.items() if ":" in name], options.update.teacher
     own += [get_hints_named()] if teacher == HINT else []
-    own += [information_gain] if MEASURED in weights_named(options.rollout.weights) else []
+    if MEASURED in weights_named(options.rollout.weights):
+        own.append(information_gain)
+        if options.replace_flat:
+            raise UserError(f"--replace-flat looks at episodes before {MEASURED} is measured; leave it out")
     now = manifest_now(options.rollout, settings, make_rewards, run_dir, known, options, own)
     if teacher not in ("", HINT) and "://" not in teacher:
         policy = read_policy_manifest(options.rollout.policy)
