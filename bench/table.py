@@ -49,7 +49,7 @@ class Row:
 
 # TRL is measured at an episode a micro-batch alone: with four it is slower, and takes over three times the memory.
 ROWS = (
-    Row("update", '--questions 2 --ways "shared 2048" "shared 512" --trl 1 --rounds 2'),
+    Row("update", '--questions 4 --ways "shared 2048" "shared 512" --trl 1 --rounds 2'),
     Row("update", '--prompt-tokens 600 --ways "shared 4096" "plain 2048" --rounds 2'),
     Row("step", "--batches 1"),
     Row("retrieval", f"--data {MEDQUAD}"),
