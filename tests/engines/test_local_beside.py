@@ -123,8 +123,8 @@ async def slots_of(manifest):
 @pytest.mark.parametrize("quantized", [True, False])
 def test_a_gpu_keeps_4_bits_and_takes_the_slots_that_fit(tmp_path, monkeypatch, capsys, quantized):
     """Worked out by hand: a token's keys and values are 2 x 2 layers x 2 heads of 8 numbers in fp32, 256 bytes; a slot
-    has 2,048 + 256 of them, and 8 bytes of a logit and a weight for each of the
-    vocabulary's tokens, four times, as three are guessed.
+    has 2,048 + 256 of them, and 8 bytes of a logit and a weight for each of the vocabulary's tokens, four times, as
+    three are guessed.
     """
     model, asked = tiny_model(), []
     assert (model.config.num_hidden_layers, model.config.num_key_value_heads, model.config.head_dim) == (2, 2, 8)
